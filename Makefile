@@ -1,0 +1,46 @@
+# Each target sets up what it needs: an environment in .venv, and Debian's libibverbs1, which Mooncake's wheel loads.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+ENGINE ?= mooncake
+DEMO_ARGS ?=
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
+
+.PHONY: all demo test bench bench-peers lint clean
+
+all: $(VENV)/ready
+
+# torch is pinned here alone, for a CPU build that installs quickly; the package itself takes torch>=2.11.
+$(VENV)/ready: requirements-dev.txt
+	@echo "== environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kvplan needs Python 3.10 or newer, this is " + sys.version)'
+	@for tool in g++ cmake; do command -v $$tool >/dev/null || { echo "$$tool is missing. Type: apt-get install -y g++ cmake"; exit 1; }; done
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@sh tools/libibverbs.sh
+	@touch $@
+
+$(VENV)/built: $(VENV)/ready $(SOURCES)
+	@echo "== building kvplan"
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+demo: $(VENV)/built
+	$(PY) -m kvplan demo --engine $(ENGINE) $(DEMO_ARGS)
+
+test: $(VENV)/built
+	$(PY) -m pytest
+
+bench: $(VENV)/built
+	$(PY) -m bench
+
+bench-peers:
+	sh bench/peers/setup.sh
+
+lint: $(VENV)/built
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+clean:
+	rm -rf $(VENV) build *.egg-info kvplan/*.so

@@ -1,0 +1,64 @@
+// Checked 64-bit arithmetic and the run predicate: one copy for host and device.
+#pragma once
+#include <cstdint>
+
+#include "entry.h"
+
+#if defined(__CUDACC__)
+#define KVPLAN_HD __host__ __device__ __forceinline__
+#else
+#define KVPLAN_HD inline
+#endif
+
+namespace kvplan {
+
+// out = a * b for a, b >= 0; false where that passes int64.
+KVPLAN_HD bool mul(int64_t a, int64_t b, int64_t* out) {
+#if defined(__CUDA_ARCH__)
+  if (a < 0 || b < 0 || __mul64hi(a, b) != 0 || a * b < 0) return false;
+  *out = a * b;
+  return true;
+#else
+  return a >= 0 && b >= 0 && !__builtin_mul_overflow(a, b, out);
+#endif
+}
+
+// out = a + b for a, b >= 0; false where that passes int64.
+KVPLAN_HD bool add(int64_t a, int64_t b, int64_t* out) {
+  if (a < 0 || b < 0 || a > INT64_MAX - b) return false;
+  *out = a + b;
+  return true;
+}
+
+// ceil(a / b) for a >= 0, b > 0. Written so that no intermediate passes int64.
+KVPLAN_HD int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+// Whether base + index * stride + nbytes stays within the 64-bit address space (its end, 2^64, included).
+KVPLAN_HD bool address_fits(uint64_t base, int64_t index, int64_t stride, int64_t nbytes) {
+  int64_t offset, end;
+  if (!mul(index, stride, &offset) || !add(offset, nbytes, &end)) return false;
+  return end == 0 || base <= UINT64_MAX - static_cast<uint64_t>(end - 1);
+}
+
+KVPLAN_HD uint64_t address(uint64_t base, int64_t index, int64_t stride) {
+  return base + static_cast<uint64_t>(index) * static_cast<uint64_t>(stride);
+}
+
+KVPLAN_HD Steps steps_of(const Group& group) { return {group.src.row_step, group.dst.row_step}; }
+
+// Index of a row of a page.
+KVPLAN_HD int64_t row_index(const Side& side, int64_t page, int64_t row) {
+  return page * side.page_step + row * side.row_step;
+}
+
+// Whether the pair (src, dst) goes on where a pair `count` steps before it started: the run predicate.
+KVPLAN_HD bool continues(int64_t src, int64_t dst, const Run& run, const Steps& steps) {
+  return src == run.src + run.count * steps.src && dst == run.dst + run.count * steps.dst;
+}
+
+// Whether an entry moves a whole run as one descriptor: its rows lie gap-free on both sides.
+KVPLAN_HD bool moves_runs_whole(const Entry& entry, const Steps& steps) {
+  return entry.src_stride * steps.src == entry.nbytes && entry.dst_stride * steps.dst == entry.nbytes;
+}
+
+}  // namespace kvplan

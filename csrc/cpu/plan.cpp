@@ -1,0 +1,86 @@
+// All stages of planning, for all requests to one peer: check, find runs, count, then write each descriptor once.
+#include "stages.h"
+
+namespace kvplan::cpu {
+
+Status Planner::prepare_space(int64_t request, int64_t number) {
+  const Space& space = job_.spaces[number];
+  const Window& window = job_.windows[request * job_.size.num_spaces + number];
+  Status status = check_lengths(space, window);
+  if (status.code != Code::kOk) return status;
+  status = check_range(job_.pages.part(window.src_offset, window.src_pages), space.src_limit, Code::kSrcRange);
+  if (status.code != Code::kOk) return status;
+  const PageList dst = job_.pages.part(window.dst_offset, window.dst_pages);
+  status = check_range(dst, space.dst_limit, Code::kDstRange);
+  if (status.code != Code::kOk) return status;
+  return check_distinct(dst, space.dst_limit);
+}
+
+Status Planner::prepare_group(int64_t request, int64_t number) {
+  const Group& group = job_.groups[number];
+  const Window& window = job_.windows[request * job_.size.num_spaces + group.space];
+  Pairs pairs;
+  const Status status = pairs_of(group, job_.spaces[group.space], window, &pairs);
+  if (status.code != Code::kOk) return status;
+  const PageList src = job_.pages.part(window.src_offset, window.src_pages);
+  runs_.push_back(find_runs(group, pairs, src, job_.pages.part(window.dst_offset, window.dst_pages)));
+  return status;
+}
+
+Status Planner::prepare() {
+  for (int64_t e = 0; e < job_.size.num_entries; ++e) {
+    const Entry& entry = job_.entries[e];
+    const Group& group = job_.groups[entry.group];
+    if (!addresses_fit(entry, group, job_.spaces[group.space])) return {Code::kOverflow, 0, 0, e, 0};
+  }
+  const auto named = [](Status status, int64_t request, int64_t space) {
+    status.request = request;
+    status.space = space;
+    return status;
+  };
+  for (int64_t request = 0; request < job_.requests; ++request) {
+    for (int64_t space = 0; space < job_.size.num_spaces; ++space) {
+      const Status status = prepare_space(request, space);
+      if (status.code != Code::kOk) return named(status, request, space);
+    }
+  }
+  runs_.reserve(static_cast<size_t>(job_.requests * job_.size.num_groups));
+  for (int64_t request = 0; request < job_.requests; ++request) {
+    for (int64_t group = 0; group < job_.size.num_groups; ++group) {
+      const Status status = prepare_group(request, group);
+      if (status.code != Code::kOk) return named(status, request, job_.groups[group].space);
+    }
+  }
+  offsets_.reserve(static_cast<size_t>(job_.size.num_segments * job_.requests + 1));
+  offsets_.push_back(0);
+  for (int64_t segment = 0; segment < job_.size.num_segments; ++segment) {
+    for (int64_t request = 0; request < job_.requests; ++request) {
+      int64_t total = offsets_.back();
+      for (int64_t e = job_.bounds[segment]; e < job_.bounds[segment + 1]; ++e) {
+        const int64_t group = job_.entries[e].group;
+        const Runs& runs = runs_[request * job_.size.num_groups + group];
+        if (!add(total, count_descriptors(job_.entries[e], steps_of(job_.groups[group]), runs.columns()), &total))
+          return {Code::kOverflow, request, job_.groups[group].space, e, 0};
+      }
+      offsets_.push_back(total);
+    }
+  }
+  return {};
+}
+
+void Planner::write(Table out) const {
+  for (int64_t segment = 0; segment < job_.size.num_segments; ++segment) {
+    for (int64_t request = 0; request < job_.requests; ++request) {
+      for (int64_t e = job_.bounds[segment]; e < job_.bounds[segment + 1]; ++e) {
+        const Entry& entry = job_.entries[e];
+        const Steps steps = steps_of(job_.groups[entry.group]);
+        const RunColumns runs = runs_[request * job_.size.num_groups + entry.group].columns();
+        expand(entry, steps, runs, out);
+        const int64_t count = count_descriptors(entry, steps, runs);
+        out = {out.src + count, out.dst + count, out.nbytes + count};
+      }
+    }
+  }
+}
+
+}  // namespace kvplan::cpu

@@ -1,0 +1,107 @@
+// Index pairs -> runs.
+#include <algorithm>
+
+#include "stages.h"
+
+namespace kvplan::cpu {
+
+namespace {
+
+// Appends stretches of pairs to runs, joining a stretch that goes on where the last one ended.
+class Collector {
+ public:
+  Collector(int64_t* src, int64_t* dst, int64_t* count, Steps steps)
+      : src_(src), dst_(dst), count_(count), steps_(steps) {}
+
+  void add(int64_t src, int64_t dst, int64_t count) {
+    if (open_.count != 0 && continues(src, dst, open_, steps_)) {
+      open_.count += count;
+      return;
+    }
+    close();
+    open_ = {src, dst, count};
+  }
+
+  int64_t finish() {
+    close();
+    return size_;
+  }
+
+ private:
+  void close() {
+    if (open_.count == 0) return;
+    src_[size_] = open_.src;
+    dst_[size_] = open_.dst;
+    count_[size_++] = open_.count;
+  }
+
+  int64_t *src_, *dst_, *count_;
+  Steps steps_;
+  int64_t size_ = 0;
+  Run open_{0, 0, 0};
+};
+
+// Where a local row lies: list entry and row within it, kept up without dividing anew.
+struct Cursor {
+  int64_t page, row, rows;
+
+  Cursor(int64_t local, const Side& side) : page(local / side.rows), row(local % side.rows), rows(side.rows) {}
+  int64_t left() const { return rows - row; }
+  void move(int64_t steps) {
+    row += steps;
+    if (row >= rows) {
+      page += row / rows;
+      row %= rows;
+    }
+  }
+};
+
+template <class SrcId, class DstId>
+int64_t collect(const Group& group, const Pairs& pairs, const SrcId* src_ids, const DstId* dst_ids, Runs& runs) {
+  const Side &src = group.src, &dst = group.dst;
+  Collector out(runs.src.get(), runs.dst.get(), runs.count.get(), steps_of(group));
+  if (src.rows == 1 && dst.rows == 1 && pairs.src_step == 1 && pairs.dst_step == 1) {
+    // Whole pages, or one row a page: the cursors below, with nothing left to keep.
+    src_ids += pairs.src_first;
+    dst_ids += pairs.dst_first;
+    for (int64_t k = 0; k < pairs.count; ++k) out.add(src_ids[k] * src.page_step, dst_ids[k] * dst.page_step, 1);
+    return out.finish();
+  }
+  Cursor from(pairs.src_first, src), to(pairs.dst_first, dst);
+  const bool dense = pairs.src_step == 1 && pairs.dst_step == 1;
+  for (int64_t k = 0; k < pairs.count;) {
+    // Dense pairs go on together up to the end of either page.
+    const int64_t count = dense ? std::min({from.left(), to.left(), pairs.count - k}) : 1;
+    out.add(row_index(src, src_ids[from.page], from.row), row_index(dst, dst_ids[to.page], to.row), count);
+    from.move(count * pairs.src_step);
+    to.move(count * pairs.dst_step);
+    k += count;
+  }
+  return out.finish();
+}
+
+}  // namespace
+
+Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages, const PageList& dst_pages) {
+  Runs runs;
+  // Dense pairs break at page ends at most; that bounds the runs far below one a row.
+  const bool dense = pairs.src_step == 1 && pairs.dst_step == 1;
+  const int64_t most = dense ? std::min(pairs.count, src_pages.size + dst_pages.size + 1) : pairs.count;
+  runs.src.reset(new int64_t[most]);
+  runs.dst.reset(new int64_t[most]);
+  runs.count.reset(new int64_t[most]);
+  runs.pairs = pairs.count;
+  runs.size = with_ids(src_pages, [&](const auto* src_ids) {
+    return with_ids(dst_pages, [&](const auto* dst_ids) { return collect(group, pairs, src_ids, dst_ids, runs); });
+  });
+  return runs;
+}
+
+int64_t find_runs(const int64_t* src, const int64_t* dst, int64_t n, int64_t* run_src, int64_t* run_dst,
+                  int64_t* count) {
+  Collector out(run_src, run_dst, count, {1, 1});
+  for (int64_t k = 0; k < n; ++k) out.add(src[k], dst[k], 1);
+  return out.finish();
+}
+
+}  // namespace kvplan::cpu

@@ -1,0 +1,120 @@
+// The stages on the CPU: pages -> runs -> descriptors -> copy. Plain structs in and out; no torch.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "../entry.h"
+#include "../pairs.h"
+
+namespace kvplan::cpu {
+
+// A borrowed list of page ids, int32 or int64.
+struct PageList {
+  const void* data = nullptr;
+  int64_t size = 0;
+  bool wide = true;  // int64
+
+  PageList part(int64_t offset, int64_t count) const {
+    return {static_cast<const char*>(data) + offset * (wide ? 8 : 4), count, wide};
+  }
+};
+
+// Runs of one group in one request, as columns: `size` of them, `pairs` index pairs in all. Borrowed.
+struct RunColumns {
+  const int64_t *src, *dst, *count;
+  int64_t size, pairs;
+};
+
+// The same, owned.
+struct Runs {
+  std::unique_ptr<int64_t[]> src, dst, count;
+  int64_t size = 0;
+  int64_t pairs = 0;
+
+  RunColumns columns() const { return {src.get(), dst.get(), count.get(), size, pairs}; }
+};
+
+// Three rows of N words: source address, destination address, bytes.
+struct Table {
+  uint64_t* src;
+  uint64_t* dst;
+  uint64_t* nbytes;
+};
+
+// Calls `body` with a typed pointer to the ids of `list`.
+template <class Body>
+auto with_ids(const PageList& list, Body body) {
+  return list.wide ? body(static_cast<const int64_t*>(list.data)) : body(static_cast<const int32_t*>(list.data));
+}
+
+// pages.cpp -----------------------------------------------------------------------------------------------------------
+
+// Page ids of a request from its token slots: slots[i * page_size] / page_size for each page. A page's slots must be
+// aligned and consecutive. Returns the position of the first slot that is not, or -1.
+int64_t page_indices(const PageList& slots, int64_t page_size, int64_t* pages);
+
+// kSrcRange / kDstRange for the first id outside [0, limit).
+Status check_range(const PageList& pages, int64_t limit, Code code);
+
+// kDstTwice for the first id seen before. All ids are in [0, limit). Extra memory: 512 KiB, or 8 bytes an id.
+Status check_distinct(const PageList& pages, int64_t limit);
+
+// runs.cpp ------------------------------------------------------------------------------------------------------------
+
+// Runs of the index pairs of one group. Page ids are in range.
+Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages, const PageList& dst_pages);
+
+// Runs of index pairs given one by one; writes at most n of each, returns how many.
+int64_t find_runs(const int64_t* src, const int64_t* dst, int64_t n, int64_t* run_src, int64_t* run_dst, int64_t* count);
+
+// descriptors.cpp -----------------------------------------------------------------------------------------------------
+
+// Descriptors that `entry` makes of the runs.
+int64_t count_descriptors(const Entry& entry, const Steps& steps, const RunColumns& runs);
+
+// Whether no address of `entry` passes 64 bits, whichever pages of its space are asked for.
+bool addresses_fit(const Entry& entry, const Group& group, const Space& space);
+
+// Writes them at out[0 ...].
+void expand(const Entry& entry, const Steps& steps, const RunColumns& runs, Table out);
+
+// plan.cpp ------------------------------------------------------------------------------------------------------------
+
+// The tables of a pairing, and `requests` requests.
+struct Job {
+  Header size;
+  const Entry* entries;
+  const Group* groups;
+  const Space* spaces;
+  const int64_t* bounds;
+  PageList pages;         // all lists of all requests
+  const Window* windows;  // [requests, spaces]
+  int64_t requests;
+};
+
+// Checks and plans a job in two steps, so that the caller can allocate the result in between.
+class Planner {
+ public:
+  explicit Planner(const Job& job) : job_(job) {}
+  Status prepare();                    // everything but the table
+  void write(Table out) const;         // `offsets().back()` descriptors
+  // [segments * requests + 1]: where the descriptors of each segment begin, and within it of each request.
+  const std::vector<int64_t>& offsets() const { return offsets_; }
+
+ private:
+  Status prepare_space(int64_t request, int64_t space);
+  Status prepare_group(int64_t request, int64_t group);
+
+  const Job& job_;
+  std::vector<Runs> runs_;             // [requests, groups]
+  std::vector<int64_t> offsets_;
+};
+
+// copy.cpp ------------------------------------------------------------------------------------------------------------
+
+// Carries out n descriptors in this process, on several threads where that pays. Ranges must not overlap.
+void copy(const uint64_t* src, const uint64_t* dst, const uint64_t* nbytes, int64_t n);
+
+}  // namespace kvplan::cpu

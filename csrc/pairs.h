@@ -1,0 +1,76 @@
+// Which rows of two page lists meet: the arithmetic progression of index pairs of one group in one request.
+#pragma once
+#include "arith.h"
+#include "entry.h"
+
+namespace kvplan {
+
+// Pair k (0 <= k < count) joins local row src_first + k * src_step with dst_first + k * dst_step.
+struct Pairs {
+  int64_t count;
+  int64_t src_first, src_step;
+  int64_t dst_first, dst_step;
+};
+
+// Tokens sent, from src_start on; the window's own number, or all that the source list covers.
+KVPLAN_HD bool tokens_sent(const Space& space, const Window& window, int64_t* tokens) {
+  if (window.num_tokens < 0) return mul(window.src_pages, space.src_tokens, tokens);
+  *tokens = window.num_tokens;
+  return true;
+}
+
+// Checks the lengths of both lists of one space against what is sent.
+KVPLAN_HD Status check_lengths(const Space& space, const Window& window) {
+  const int64_t src_pages = window.src_pages, dst_pages = window.dst_pages;
+  int64_t tokens;
+  if (!tokens_sent(space, window, &tokens)) return {Code::kOverflow};
+  const int64_t src_needed = ceil_div(tokens, space.src_tokens);
+  if (src_pages != src_needed) return {Code::kSrcLength, 0, 0, src_pages, src_needed};
+  if (window.dst_start < 0) {
+    const int64_t needed = ceil_div(tokens, space.dst_tokens);
+    if (dst_pages != needed) return {Code::kDstLength, 0, 0, dst_pages, needed};
+    return {};
+  }
+  if (window.dst_start > window.src_start) return {Code::kDstStart, 0, 0, window.src_start, window.dst_start};
+  int64_t covered;
+  if (!add(window.src_start - window.dst_start, tokens, &covered)) return {Code::kOverflow};
+  const int64_t needed = ceil_div(covered, space.dst_tokens);
+  if (dst_pages < needed) return {Code::kDstCover, 0, 0, dst_pages, needed};
+  return {};
+}
+
+KVPLAN_HD int64_t greatest_common_divisor(int64_t a, int64_t b) {
+  while (b != 0) {
+    const int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+// The pairs of `group` in one request. Positions count rows from src_start; the destination list begins
+// `ahead` rows before. Both sides hold position q iff q % src.size == src.rank and (q + ahead) % dst.size == dst.rank:
+// the first such q is searched, the others follow in steps of the least common multiple of both sizes.
+KVPLAN_HD Status pairs_of(const Group& group, const Space& space, const Window& window, Pairs* pairs) {
+  int64_t tokens;
+  if (!tokens_sent(space, window, &tokens)) return {Code::kOverflow};
+  const Side &src = group.src, &dst = group.dst;
+  const int64_t dst_start = window.dst_start < 0 ? window.src_start : window.dst_start;
+  if (src.size > 1 && window.src_start % space.src_tokens != 0) return {Code::kSrcVirtual, 0, 0, 0, space.src_tokens};
+  if (dst.size > 1 && dst_start % space.dst_tokens != 0) return {Code::kDstVirtual, 0, 0, 0, space.dst_tokens};
+  if ((window.src_start - dst_start) % group.compression != 0) return {Code::kAlignment, 0, 0, 0, group.compression};
+  const int64_t ahead = (window.src_start - dst_start) / group.compression;
+  const int64_t rows = ceil_div(tokens, group.compression);
+  int64_t period;
+  if (!mul(src.size / greatest_common_divisor(src.size, dst.size), dst.size, &period)) return {Code::kOverflow};
+  int64_t first = src.rank;
+  while (first < period && (first + ahead) % dst.size != dst.rank) first += src.size;
+  *pairs = {0, 0, period / src.size, 0, period / dst.size};
+  if (first >= period || first >= rows) return {};
+  pairs->count = (rows - 1 - first) / period + 1;
+  pairs->src_first = (first - src.rank) / src.size;
+  pairs->dst_first = (first + ahead - dst.rank) / dst.size;
+  return {};
+}
+
+}  // namespace kvplan

@@ -1,0 +1,46 @@
+"""The errors kvplan raises. All refusals happen before a byte moves; only TransferError comes after."""
+
+from __future__ import annotations
+
+
+class LayoutError(ValueError):
+    """A region or layout contradicts itself (message: region, field, value)."""
+
+
+class PairingError(ValueError):
+    """Two layouts cannot be paired (message: region and why)."""
+
+
+class PlanError(ValueError):
+    """A request cannot be planned, or a plan may not be submitted (message: region, space, position, value)."""
+
+
+class TransferError(RuntimeError):
+    """An engine did not carry out a plan.
+
+    Attributes:
+        peer: session of the peer, or None.
+        failed: range of descriptor numbers, in plan order, that did not surely arrive; or None where nothing was sent.
+        code: what the engine returned, or None.
+        settled: True when no write of this transfer can still be outstanding, False when one may be, None when that
+            cannot be known. Until it is True the pages on both sides must be neither reused nor freed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        peer: str | None = None,
+        failed: range | None = None,
+        code: int | str | None = None,
+        settled: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.peer = peer
+        self.failed = failed
+        self.code = code
+        self.settled = settled
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """A transfer was not done in the time allowed; it may still be writing (`settled` is never True)."""

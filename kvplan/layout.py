@@ -1,0 +1,345 @@
+"""Regions and layouts: where the pages of one process lie, and whose page numbers they go by."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .errors import LayoutError
+
+if TYPE_CHECKING:
+    import torch
+
+_ADDRESS_END = 1 << 64  # addresses are unsigned 64-bit; some devices set bit 63
+_INT64_END = 1 << 63  # strides, sizes and page numbers travel as int64
+
+
+def _integer(value: Any, what: str, low: int, end: int) -> int:
+    """`value` as an int in [low, end), or LayoutError naming `what`. Booleans and floats are refused, not rounded."""
+    if isinstance(value, bool):
+        raise LayoutError(f"{what} must be an integer, not {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise LayoutError(f"{what} must be an integer, not {value!r}") from None
+    if not low <= number < end:
+        raise LayoutError(f"{what} is {number}, outside {low} to {end - 1}")
+    return number
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """A kind of memory and its device number, in NIXL's words: `Memory.DRAM`, `Memory.VRAM(device)`."""
+
+    kind: str
+    device: int = 0
+    DRAM: ClassVar[Memory]
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("DRAM", "VRAM"):
+            raise LayoutError(f"memory kind is {self.kind!r}; it must be 'DRAM' or 'VRAM'")
+        object.__setattr__(self, "device", _integer(self.device, f"{self.kind} device", 0, 1 << 31))
+
+    @classmethod
+    def VRAM(cls, device: int = 0) -> Memory:
+        """Memory of the accelerator with this number."""
+        return cls("VRAM", device)
+
+    def __str__(self) -> str:
+        return self.kind if self == Memory.DRAM else f"{self.kind}:{self.device}"
+
+
+Memory.DRAM = Memory("DRAM", 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads:
+    """KV heads [start, stop) of `total`: what a tensor-parallel rank holds of each row, one head after another."""
+
+    start: int
+    stop: int
+    total: int
+
+    def __post_init__(self) -> None:
+        for field in ("start", "stop", "total"):
+            object.__setattr__(self, field, _integer(getattr(self, field), f"heads {field}", 0, _INT64_END))
+        if not self.start < self.stop <= self.total:
+            raise LayoutError(f"heads {self.start} to {self.stop} of {self.total}: start < stop <= total must hold")
+
+
+@dataclasses.dataclass(frozen=True)
+class Interleave:
+    """Decode context parallelism: this rank holds the rows whose position % size == rank."""
+
+    size: int
+    rank: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", _integer(self.size, "interleave size", 1, 1 << 31))
+        object.__setattr__(self, "rank", _integer(self.rank, "interleave rank", 0, self.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """One registered buffer of pages: page `p` lies at `base + p * page_stride` and takes `page_bytes`.
+
+    Args:
+        name, layer: what is stored. Regions of two layouts are paired by (name, layer), never by position.
+        base: address of page 0, unsigned 64-bit.
+        page_bytes: bytes of one page, padding included.
+        num_pages: pages in the buffer; page ids are 0 to num_pages - 1.
+        page_stride: bytes from one page to the next; default `page_bytes`.
+        tokens: tokens one page covers; default the layout's `page_size`. With an interleave it counts the tokens of
+            all ranks (the virtual page).
+        rows: rows one page stores; default tokens / interleave size. tokens / (rows * size) is the compression.
+        row_bytes: bytes of one row. Default page_bytes / rows where that is exact. It must be given where a page ends
+            in padding and rows have to be told apart; 0 says that rows cannot be told apart (for example scales stored
+            behind all values of a page), so that such a page only ever moves whole.
+        space: index space whose page numbers address this region.
+        memory: `Memory.DRAM` or `Memory.VRAM(device)`.
+        heads: KV heads held, of all; None means all of them.
+        interleave: DCP share of the rows; None means all of them.
+
+    Raises:
+        LayoutError: a field is no integer, out of range, or contradicts another.
+    """
+
+    name: str
+    layer: int
+    base: int
+    page_bytes: int
+    num_pages: int
+    _: dataclasses.KW_ONLY
+    page_stride: int | None = None
+    tokens: int | None = None
+    rows: int | None = None
+    row_bytes: int | None = None
+    space: str = "device"
+    memory: Memory = Memory.DRAM
+    heads: Heads | None = None
+    interleave: Interleave | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("name", "space"):
+            if not isinstance(getattr(self, field), str) or not getattr(self, field):
+                raise LayoutError(f"region {field} must be a non-empty string, not {getattr(self, field)!r}")
+        for field, kind in (("memory", Memory), ("heads", Heads), ("interleave", Interleave)):
+            value = getattr(self, field)
+            if not isinstance(value, kind) and (value is not None or field == "memory"):
+                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}, not {value!r}")
+        if self.page_stride is None:
+            object.__setattr__(self, "page_stride", self.page_bytes)
+        self._set("layer", -_INT64_END)
+        self._set("base", 0, _ADDRESS_END)
+        for field in ("page_bytes", "num_pages", "page_stride"):
+            self._set(field, 1)
+        for field in ("tokens", "rows"):
+            if getattr(self, field) is not None:
+                self._set(field, 1)
+        if self.row_bytes is not None:
+            self._set("row_bytes", 0)
+        if self.page_stride < self.page_bytes:  # type: ignore[operator]
+            raise LayoutError(f"{self}: page_stride {self.page_stride} is less than page_bytes {self.page_bytes}")
+        if self.base + self.span_bytes > _ADDRESS_END:
+            raise LayoutError(f"{self}: base {self.base} + {self.span_bytes} bytes passes the end of 64-bit addresses")
+
+    def _set(self, field: str, low: int, end: int = _INT64_END) -> None:
+        object.__setattr__(self, field, _integer(getattr(self, field), f"{self}: {field}", low, end))
+
+    def __str__(self) -> str:
+        return f"region {self.name} layer {self.layer}"
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(name, layer), which pairs regions."""
+        return (self.name, self.layer)
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from `base` to the end of the last page."""
+        return (self.num_pages - 1) * self.page_stride + self.page_bytes  # type: ignore[operator]
+
+    @property
+    def compression(self) -> int:
+        """Tokens that one row stands for. Only for a region taken from a layout, where defaults are filled in."""
+        size = self.interleave.size if self.interleave else 1
+        return self.tokens // (self.rows * size)  # type: ignore[operator]
+
+    def resolved(self, page_size: int) -> Region:
+        """This region with `tokens`, `rows` and `row_bytes` filled in, for a layout with `page_size` tokens a page."""
+        size = self.interleave.size if self.interleave else 1
+        tokens = page_size if self.tokens is None else self.tokens
+        rows = tokens // size if self.rows is None else self.rows
+        if rows < 1 or tokens % (rows * size):
+            raise LayoutError(
+                f"{self}: {tokens} tokens a page are no multiple of {max(rows, 1)} rows times interleave size {size}"
+            )
+        row_bytes = self.row_bytes
+        if row_bytes is None:
+            row_bytes = self.page_bytes // rows if self.page_bytes % rows == 0 else 0
+        if rows * row_bytes > self.page_bytes:
+            raise LayoutError(f"{self}: {rows} rows of {row_bytes} bytes exceed page_bytes {self.page_bytes}")
+        if self.heads and row_bytes % (self.heads.stop - self.heads.start):
+            raise LayoutError(f"{self}: row_bytes {row_bytes} are no multiple of the heads held ({self.heads})")
+        return dataclasses.replace(self, tokens=tokens, rows=rows, row_bytes=row_bytes)
+
+    @classmethod
+    def from_tensor(cls, tensor: torch.Tensor, name: str, layer: int, **fields: Any) -> Region:
+        """A region over `tensor`, shape [pages, ...]: base, page_stride, page_bytes and memory are read off it.
+
+        Everything behind the first dimension must be contiguous. `fields` are the further fields of `Region`.
+        The tensor must outlive the region.
+        """
+        if tensor.dim() < 1 or tensor.numel() == 0:
+            raise LayoutError(f"region {name} layer {layer}: tensor of shape {tuple(tensor.shape)} holds no page")
+        if not tensor[0].is_contiguous():
+            raise LayoutError(f"region {name} layer {layer}: a page of the tensor is not contiguous")
+        item = tensor.element_size()
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise LayoutError(f"region {name} layer {layer}: tensor is on {tensor.device}, neither CPU nor CUDA")
+        cuda = tensor.device.type == "cuda"
+        measured: dict[str, Any] = {
+            "base": tensor.data_ptr(),
+            "page_bytes": tensor[0].numel() * item,
+            "num_pages": tensor.shape[0],
+            "page_stride": tensor.stride(0) * item if tensor.shape[0] > 1 else tensor[0].numel() * item,
+            "memory": Memory.VRAM(tensor.device.index or 0) if cuda else Memory.DRAM,
+        }
+        return cls(name, layer, **(measured | fields))
+
+
+class Layout:
+    """All regions of one process (one rank), as its peers see them.
+
+    Args:
+        regions: `Region`s with distinct (name, layer). Regions of one space share one page table, so they must cover
+            the same number of tokens a page.
+        page_size: tokens per page where a region does not say otherwise.
+        replica: (index, count): `count` ranks hold these same bytes, this one is number `index`. On a source layout
+            each region is sent by exactly one of them.
+
+    Raises:
+        LayoutError: two regions share (name, layer), or a space covers unequal numbers of tokens a page.
+    """
+
+    def __init__(self, regions: Iterable[Region], *, page_size: int, replica: tuple[int, int] = (0, 1)) -> None:
+        self.page_size = _integer(page_size, "page_size", 1, _INT64_END)
+        if not isinstance(replica, Sequence) or len(replica) != 2:
+            raise LayoutError(f"replica must be (index, count), not {replica!r}")
+        count = _integer(replica[1], "replica count", 1, 1 << 31)
+        self.replica = (_integer(replica[0], "replica index", 0, count), count)
+        self.regions: tuple[Region, ...] = tuple(region.resolved(self.page_size) for region in regions)
+        self.by_key: dict[tuple[str, int], Region] = {}
+        tokens: dict[str, Region] = {}
+        for region in self.regions:
+            if self.by_key.setdefault(region.key, region) is not region:
+                raise LayoutError(f"{region} is there twice")
+            first = tokens.setdefault(region.space, region)
+            if first.tokens != region.tokens:
+                raise LayoutError(
+                    f"space {region.space!r}: {first} covers {first.tokens} tokens a page and {region} covers "
+                    f"{region.tokens}; one space has one page table"
+                )
+        self.spaces: tuple[str, ...] = tuple(tokens)
+
+    def __repr__(self) -> str:
+        return f"Layout({len(self.regions)} regions, page_size={self.page_size}, spaces={self.spaces})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        mine = (self.regions, self.page_size, self.replica)
+        return mine == (other.regions, other.page_size, other.replica)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def memory_spans(self) -> list[tuple[Memory, int, int]]:
+        """What an engine must register: sorted (memory, base, nbytes), spans that overlap joined.
+
+        Spans that only touch stay apart: they may be two allocations, which no engine can register as one.
+        """
+        spans: list[tuple[Memory, int, int]] = []
+        order = sorted(self.regions, key=lambda r: (r.memory.kind, r.memory.device, r.base))
+        for region in order:
+            if spans and spans[-1][0] == region.memory and region.base < spans[-1][1] + spans[-1][2]:
+                memory, base, nbytes = spans[-1]
+                spans[-1] = (memory, base, max(nbytes, region.base + region.span_bytes - base))
+            else:
+                spans.append((region.memory, region.base, region.span_bytes))
+        return spans
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-able form; `Layout.from_dict` reads it back."""
+        return {
+            "page_size": self.page_size,
+            "replica": list(self.replica),
+            "regions": [_region_to_dict(region) for region in self.regions],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Layout:
+        """The layout that `to_dict` wrote. What comes from a peer is checked in full.
+
+        Raises:
+            LayoutError: a field is missing, unknown, or of the wrong type or value.
+        """
+        fields = _fields(data, "layout", required={"page_size", "regions"}, optional={"replica"})
+        regions = fields["regions"]
+        if not isinstance(regions, list):
+            raise LayoutError(f"layout regions must be a list, not {type(regions).__name__}")
+        if len(regions) > MAX_REGIONS:
+            raise LayoutError(f"layout has {len(regions)} regions; at most {MAX_REGIONS} are read from a peer")
+        return cls(
+            [_region_from_dict(region, number) for number, region in enumerate(regions)],
+            page_size=fields["page_size"],
+            replica=fields.get("replica", (0, 1)),
+        )
+
+    # Constructors for known models; defined in models.py, which needs Layout.
+    deepseek_v4: ClassVar[Callable[..., Layout]]
+    mla: ClassVar[Callable[..., Layout]]
+    mha: ClassVar[Callable[..., Layout]]
+
+
+MAX_REGIONS = 1_000_000  # bounds what a peer can make us build; the largest known layout has a few thousand
+
+_REQUIRED = {"name", "layer", "base", "page_bytes", "num_pages"}
+_OPTIONAL = {f.name for f in dataclasses.fields(Region)} - _REQUIRED
+
+
+def _fields(data: Any, what: str, required: set[str], optional: set[str]) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise LayoutError(f"{what} must be a mapping, not {type(data).__name__}")
+    missing, unknown = required - data.keys(), data.keys() - required - optional
+    if missing or unknown:
+        raise LayoutError(f"{what}: missing fields {sorted(missing)}, unknown fields {sorted(map(repr, unknown))}")
+    return dict(data)
+
+
+def _region_to_dict(region: Region) -> dict[str, Any]:
+    # Not dataclasses.asdict: it copies deeply, 20 times slower on 10,000 regions.
+    data = {field: getattr(region, field) for field in (*sorted(_REQUIRED), *sorted(_OPTIONAL))}
+    data["memory"] = [region.memory.kind, region.memory.device]
+    data["heads"] = [region.heads.start, region.heads.stop, region.heads.total] if region.heads else None
+    data["interleave"] = [region.interleave.size, region.interleave.rank] if region.interleave else None
+    return data
+
+
+def _region_from_dict(data: Any, number: int) -> Region:
+    what = f"layout region number {number}"
+    fields = _fields(data, what, _REQUIRED, _OPTIONAL)
+    for field, kind, length in (("memory", Memory, 2), ("heads", Heads, 3), ("interleave", Interleave, 2)):
+        value = fields.get(field)
+        if value is None:
+            fields.pop(field, None)
+            continue
+        if not isinstance(value, (list, tuple)) or len(value) != length:
+            raise LayoutError(f"{what}: {field} must be a list of {length}, not {value!r:.100}")
+        if kind is Memory and not isinstance(value[0], str):
+            raise LayoutError(f"{what}: memory kind must be a string, not {value[0]!r:.100}")
+        fields[field] = kind(*value)
+    return Region(**fields)
+
+

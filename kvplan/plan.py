@@ -1,0 +1,303 @@
+"""Plans: the arguments of a request checked, one op call, and the table of descriptors it gives."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from . import ops
+from .errors import PlanError
+from .layout import Layout, Memory
+
+if TYPE_CHECKING:
+    from .pairing import Pairing
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Descriptors [start, stop) of a plan: all from one kind of memory to one kind."""
+
+    src_memory: Memory
+    dst_memory: Memory
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Plan:
+    """Which bytes go where: `table`, torch int64 [3, N], rows src address, dst address, nbytes.
+
+    Addresses are unsigned; the table holds their bit patterns. Descriptors are ordered by segment, then entry, then
+    position in the request.
+
+    Args:
+        table: int64 [3, N], on the CPU.
+        segments: cut the N descriptors, in order and without gaps.
+        src_layout, dst_layout: the layouts the addresses belong to, where known; engines check against them.
+    """
+
+    def __init__(
+        self,
+        table: torch.Tensor,
+        segments: Sequence[Segment],
+        src_layout: Layout | None = None,
+        dst_layout: Layout | None = None,
+    ) -> None:
+        self.table = table
+        self.segments = tuple(segments)
+        self.src_layout = src_layout
+        self.dst_layout = dst_layout
+
+    def __len__(self) -> int:
+        return self.table.shape[1]
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{len(s)} {s.src_memory}->{s.dst_memory}" for s in self.segments)
+        return f"Plan({len(self)} descriptors, {self.total_bytes} bytes: {parts or 'empty'})"
+
+    @property
+    def src(self) -> torch.Tensor:
+        """Source addresses, torch uint64 [N], a view."""
+        return self.table[0].view(torch.uint64)
+
+    @property
+    def dst(self) -> torch.Tensor:
+        """Destination addresses, torch uint64 [N], a view."""
+        return self.table[1].view(torch.uint64)
+
+    @property
+    def nbytes(self) -> torch.Tensor:
+        """Bytes of each descriptor, torch uint64 [N], a view."""
+        return self.table[2].view(torch.uint64)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes moved in all."""
+        return int(self.table[2].sum())
+
+    def lists(self) -> tuple[list[int], list[int], list[int]]:
+        """(src, dst, nbytes) as Python lists of non-negative ints, for engines that take no arrays."""
+        src, dst, nbytes = self.table.numpy().view(np.uint64)
+        return src.tolist(), dst.tolist(), nbytes.tolist()
+
+    def chunks(self, max_descriptors: int) -> Iterator[Plan]:
+        """Cuts of at most `max_descriptors`, each within one segment, in order; views, no copies."""
+        if max_descriptors < 1:
+            raise ValueError(f"max_descriptors is {max_descriptors}; it must be at least 1")
+        for segment in self.segments:
+            for start in range(segment.start, segment.stop, max_descriptors):
+                stop = min(start + max_descriptors, segment.stop)
+                part = dataclasses.replace(segment, start=0, stop=stop - start)
+                yield Plan(self.table[:, start:stop], (part,), self.src_layout, self.dst_layout)
+
+
+def make(
+    pairing: Pairing, src_pages: Any, dst_pages: Any, src_start: int, dst_start: int | None, num_tokens: int | None
+) -> Plan:
+    """`Pairing.plan`: see there."""
+    request = Request(pairing)
+    request.add(src_pages, dst_pages, src_start, dst_start, num_tokens)
+    table, cuts = request.plan()
+    segments = [
+        Segment(src, dst, start, stop)
+        for (src, dst), start, stop in zip(pairing.segment_memories, cuts, cuts[1:], strict=False)
+        if stop > start
+    ]
+    return Plan(table, segments, pairing.src, pairing.dst)
+
+
+class Request:
+    """The page lists and windows of requests to one peer, gathered for one op call."""
+
+    def __init__(self, pairing: Pairing) -> None:
+        self.pairing = pairing
+        self.lists: list[np.ndarray] = []
+        self.size = 0
+        self.windows: list[int] = []
+
+    def add(
+        self, src_pages: Any, dst_pages: Any, src_start: int, dst_start: int | None, num_tokens: int | None
+    ) -> None:
+        """Check the form of one request's arguments and append them. What they say is checked by the op."""
+        pairing = self.pairing
+        if not isinstance(dst_pages, dict):
+            dst_pages = _one_space(pairing, dst_pages)
+        elif not dst_pages.keys() <= pairing.dst_spaces:
+            raise _unknown_space(pairing, dst_pages, "dst_pages")
+        window = (
+            _position(src_start, "src_start"),
+            -1 if dst_start is None else _position(dst_start, "dst_start"),
+            -1 if num_tokens is None else _position(num_tokens, "num_tokens"),
+        )
+        named = src_pages if isinstance(src_pages, dict) else None
+        if named is not None and not named.keys() - {None} <= pairing.dst_spaces:
+            raise _unknown_space(pairing, named, "src_pages")
+        if num_tokens is None and pairing.unequal_src_tokens:
+            _check_one_meaning(pairing, named or ())
+        shared = None  # offset and length of the source list that serves all spaces
+        for space in pairing.space_names:
+            if space not in dst_pages:
+                raise PlanError(f"dst_pages lacks space {space!r}, whose pages hold {pairing.destination(space)}")
+            if named is not None and space in named:
+                source, times = self._append(named[space], f"src_pages[{space!r}]"), (0, -1, -1)
+            else:
+                if shared is None:
+                    shared = self._append(_for_others(named, space) if named is not None else src_pages, "src_pages")
+                source, times = shared, window
+            self.windows += source + self._append(dst_pages[space], f"dst_pages[{space!r}]") + times
+
+    def _append(self, pages: Any, what: str) -> tuple[int, int]:
+        array = as_pages(pages, what)
+        offset, count = self.size, len(array)
+        self.lists.append(array)
+        self.size += count
+        return offset, count
+
+    def plan(self) -> tuple[torch.Tensor, list[int]]:
+        """The table of descriptors and its offsets [segments * requests + 1]; PlanError for a refused request."""
+        pages = np.concatenate(self.lists) if self.lists else _NO_PAGES
+        table, info = ops.plan(self.pairing.tables, torch.from_numpy(pages), self.windows)
+        facts = info.tolist()
+        if facts[0]:
+            raise _refusal(self.pairing, facts, pages, self.windows)
+        return table, facts[5:]
+
+
+_NO_PAGES = np.empty(0, np.int64)
+
+
+def _one_space(pairing: Pairing, dst_pages: Any) -> dict[str, Any]:
+    if isinstance(dst_pages, Mapping):
+        return dict(dst_pages)
+    spaces = pairing.dst.spaces
+    if len(spaces) != 1:
+        raise PlanError(f"dst_pages is one list, but the destination has the spaces {spaces}: give a list for each")
+    return {spaces[0]: dst_pages}
+
+
+def _for_others(named: Mapping[Any, Any], space: str) -> Any:
+    if None not in named:
+        raise PlanError(f"src_pages lacks space {space!r}, and gives no list for all others under None")
+    return named[None]
+
+
+def _unknown_space(pairing: Pairing, given: Mapping[Any, Any], what: str) -> PlanError:
+    unknown = sorted(repr(space) for space in given if space is not None and space not in pairing.dst_spaces)
+    return PlanError(f"{what} names {', '.join(unknown)}; the destination has the spaces {pairing.dst.spaces}")
+
+
+def _check_one_meaning(pairing: Pairing, named: Any) -> None:
+    tokens = {
+        name: row[1]
+        for name, row in zip(pairing.space_names, pairing.spaces.tolist(), strict=True)
+        if name not in named
+    }
+    if len(set(tokens.values())) > 1:
+        raise PlanError(
+            f"one source list serves spaces whose source pages cover unequal numbers of tokens ({tokens}): give "
+            f"num_tokens, or the lists by name"
+        )
+
+
+def _position(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise PlanError(f"{what} must be an integer, not {value!r}")
+    if not 0 <= value < 1 << 62:
+        raise PlanError(f"{what} is {value}; it must be 0 or more and below 2**62")
+    return int(value)
+
+
+_PAGE_TYPES = (np.dtype(np.int64), np.dtype(np.int32))
+
+
+def as_pages(pages: Any, what: str) -> np.ndarray:
+    """`pages` as a 1-D int32 or int64 array, without a copy where it is one. PlanError names `what`."""
+    if isinstance(pages, np.ndarray):
+        array = pages
+    elif isinstance(pages, torch.Tensor):
+        array = _from_tensor(pages, what)
+    elif hasattr(pages, "__dlpack__"):
+        array = _from_tensor(torch.from_dlpack(pages), what)
+    else:
+        array = _from_sequence(pages, what)
+    if array.dtype not in _PAGE_TYPES or array.ndim != 1:
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise PlanError(f"{what} must be a list of page ids, integers [P], not {array.dtype} {list(array.shape)}")
+        if array.dtype == np.uint64 and array.size and array.max() >= 1 << 63:
+            raise PlanError(f"{what}: page id {array.max()} at position {array.argmax()} is out of range")
+        array = array.astype(np.int64)
+    return array
+
+
+def _from_tensor(pages: torch.Tensor, what: str) -> np.ndarray:
+    if pages.device.type != "cpu":
+        raise PlanError(f"{what} is on {pages.device}; plans are made on the CPU here: pass {what}.cpu()")
+    return pages.numpy()
+
+
+def _from_sequence(pages: Any, what: str) -> np.ndarray:
+    try:
+        array = np.asarray(pages)
+    except (ValueError, OverflowError) as error:
+        raise PlanError(f"{what} is no list of page ids: {error}") from None
+    return _NO_PAGES if array.size == 0 and array.ndim == 1 else array
+
+
+def _refusal(pairing: Pairing, facts: list[int], pages: np.ndarray, windows: list[int]) -> PlanError:
+    """The error for a status (Code in csrc/entry.h), in words."""
+    code, request, space, position, value = facts[:5]
+    if code == 11:
+        return PlanError(f"arithmetic passes 64 bits (table row {position})")
+    at = 7 * (request * len(pairing.space_names) + space)
+    _, _, dst_offset, dst_count, src_start, dst_start, num_tokens = windows[at : at + 7]
+    name = pairing.space_names[space]
+    source, destination = pairing.narrowest[space]
+    src_tokens, dst_tokens = source.tokens, destination.tokens
+    where = f"space {name!r}"
+    if code == 1:
+        return PlanError(
+            f"{where}: source page id {value} at position {position} is out of range: {source} has pages 0 to "
+            f"{source.num_pages - 1}"
+        )
+    if code == 2:
+        return PlanError(
+            f"{where}: destination page id {value} at position {position} is out of range: {destination} has pages "
+            f"0 to {destination.num_pages - 1}"
+        )
+    if code == 3:
+        first = pages[dst_offset : dst_offset + dst_count].tolist().index(value)
+        return PlanError(
+            f"{where}: destination page {value} is given twice, at positions {first} and {position}; {destination} "
+            f"would be overwritten"
+        )
+    if code == 4:
+        return PlanError(
+            f"{where}: length of the source list is {position} pages, but {num_tokens} tokens take {value} pages of "
+            f"{src_tokens} tokens ({source})"
+        )
+    if code in (5, 6):
+        exact = "exactly" if code == 5 else "at least"
+        given = f"from token {dst_start}" if code == 6 else "without dst_start"
+        return PlanError(
+            f"{where}: length of the destination list is {position} pages, but what the source list sends takes "
+            f"{exact} {value} pages of {dst_tokens} tokens {given} ({destination})"
+        )
+    if code == 7:
+        return PlanError(f"{where}: dst_start {dst_start} lies behind src_start {src_start}: {destination}")
+    if code == 8:
+        return PlanError(
+            f"{where}: src_start {src_start} and dst_start {dst_start} must differ by a multiple of {value} tokens, "
+            f"the least that moves as one ({source})"
+        )
+    side, start, region = ("src", src_start, source) if code == 9 else ("dst", dst_start, destination)
+    start = src_start if start < 0 else start
+    return PlanError(
+        f"{where}: {side}_start {start} must be a multiple of {value} tokens, the virtual page of {region}, whose rows "
+        f"are interleaved"
+    )
