@@ -180,11 +180,11 @@ std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, con
                       std::is_sorted(cuts, cuts + num_cuts) && cuts[num_groups] <= words / 3,
                   "runs must be [3, R], indptr must rise from 0 to at most R and have a row more than steps");
   const int64_t size = words / 3;
-  std::vector<cpu::RunColumns> groups;
+  std::vector<cpu::RunColumns<int64_t>> groups;
   std::vector<std::array<int64_t, 2>> last;  // highest index on each side
   for (int64_t g = 0; g < num_groups; ++g) {
     STD_TORCH_CHECK(step[g].src > 0 && step[g].dst > 0, "steps must be positive");
-    cpu::RunColumns part{run + cuts[g], run + size + cuts[g], run + 2 * size + cuts[g], cuts[g + 1] - cuts[g], 0};
+    cpu::RunColumns<int64_t> part{run + cuts[g], run + size + cuts[g], run + 2 * size + cuts[g], cuts[g + 1] - cuts[g], 0};
     std::array<int64_t, 2> highest{0, 0};
     for (int64_t i = 0; i < part.size; ++i) {
       int64_t src, dst;

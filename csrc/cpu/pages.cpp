@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "clones.h"
 #include "stages.h"
 
 namespace kvplan::cpu {
@@ -24,12 +25,27 @@ int64_t page_indices(const PageList& slots, int64_t page_size, int64_t* pages) {
   });
 }
 
+namespace {
+
+// One pass without an early exit vectorises; only a bad list is searched for its place.
+KVPLAN_CLONES bool all_below(const int64_t* ids, int64_t n, int64_t limit) {
+  bool bad = false;
+  for (int64_t i = 0; i < n; ++i) bad |= (ids[i] < 0) | (ids[i] >= limit);
+  return !bad;
+}
+
+KVPLAN_CLONES bool all_below(const int32_t* ids, int64_t n, int64_t limit) {
+  const uint32_t narrow = static_cast<uint32_t>(std::min(limit, int64_t{1} << 31));  // a negative id is above it
+  bool bad = false;
+  for (int64_t i = 0; i < n; ++i) bad |= static_cast<uint32_t>(ids[i]) >= narrow;
+  return !bad;
+}
+
+}  // namespace
+
 Status check_range(const PageList& pages, int64_t limit, Code code) {
   return with_ids(pages, [&](const auto* ids) -> Status {
-    // One pass without an early exit vectorises; only a bad list is searched for its place.
-    bool bad = false;
-    for (int64_t i = 0; i < pages.size; ++i) bad |= (ids[i] < 0) | (ids[i] >= limit);
-    if (!bad) return {};
+    if (all_below(ids, pages.size, limit)) return {};
     for (int64_t i = 0;; ++i)
       if (ids[i] < 0 || ids[i] >= limit) return {code, 0, 0, i, static_cast<int64_t>(ids[i])};
   });

@@ -3,6 +3,22 @@
 
 namespace kvplan::cpu {
 
+Status Planner::prepare_entries() {
+  constexpr int64_t kNarrow = int64_t{1} << 32;
+  for (int64_t e = 0; e < job_.size.num_entries; ++e) {
+    const Entry& entry = job_.entries[e];
+    const Group& group = job_.groups[entry.group];
+    const Space& space = job_.spaces[group.space];
+    int64_t src, dst;
+    if (!highest_index(group.src, space.src_limit, &src) || !highest_index(group.dst, space.dst_limit, &dst) ||
+        !address_fits(entry.src_base, src, entry.src_stride, entry.nbytes) ||
+        !address_fits(entry.dst_base, dst, entry.dst_stride, entry.nbytes))
+      return {Code::kOverflow, 0, 0, e, 0};
+    narrow_ = narrow_ && src < kNarrow && dst < kNarrow && entry.src_stride < kNarrow && entry.dst_stride < kNarrow;
+  }
+  return {};
+}
+
 Status Planner::prepare_space(int64_t request, int64_t number) {
   const Space& space = job_.spaces[number];
   const Window& window = job_.windows[request * job_.size.num_spaces + number];
@@ -23,16 +39,13 @@ Status Planner::prepare_group(int64_t request, int64_t number) {
   const Status status = pairs_of(group, job_.spaces[group.space], window, &pairs);
   if (status.code != Code::kOk) return status;
   const PageList src = job_.pages.part(window.src_offset, window.src_pages);
-  runs_.push_back(find_runs(group, pairs, src, job_.pages.part(window.dst_offset, window.dst_pages)));
+  runs_.push_back(find_runs(group, pairs, src, job_.pages.part(window.dst_offset, window.dst_pages), narrow_));
   return status;
 }
 
 Status Planner::prepare() {
-  for (int64_t e = 0; e < job_.size.num_entries; ++e) {
-    const Entry& entry = job_.entries[e];
-    const Group& group = job_.groups[entry.group];
-    if (!addresses_fit(entry, group, job_.spaces[group.space])) return {Code::kOverflow, 0, 0, e, 0};
-  }
+  const Status status = prepare_entries();
+  if (status.code != Code::kOk) return status;
   const auto named = [](Status status, int64_t request, int64_t space) {
     status.request = request;
     status.space = space;
@@ -57,15 +70,22 @@ Status Planner::prepare() {
     for (int64_t request = 0; request < job_.requests; ++request) {
       int64_t total = offsets_.back();
       for (int64_t e = job_.bounds[segment]; e < job_.bounds[segment + 1]; ++e) {
-        const int64_t group = job_.entries[e].group;
-        const Runs& runs = runs_[request * job_.size.num_groups + group];
-        if (!add(total, count_descriptors(job_.entries[e], steps_of(job_.groups[group]), runs.columns()), &total))
-          return {Code::kOverflow, request, job_.groups[group].space, e, 0};
+        if (!add(total, count_of(request, job_.entries[e]), &total))
+          return {Code::kOverflow, request, job_.groups[job_.entries[e].group].space, e, 0};
       }
       offsets_.push_back(total);
     }
   }
   return {};
+}
+
+const Runs& Planner::runs_of(int64_t request, const Entry& entry) const {
+  return runs_[request * job_.size.num_groups + entry.group];
+}
+
+int64_t Planner::count_of(int64_t request, const Entry& entry) const {
+  const Steps steps = steps_of(job_.groups[entry.group]);
+  return runs_of(request, entry).with_columns([&](const auto& runs) { return count_descriptors(entry, steps, runs); });
 }
 
 void Planner::write(Table out) const {
@@ -74,9 +94,8 @@ void Planner::write(Table out) const {
       for (int64_t e = job_.bounds[segment]; e < job_.bounds[segment + 1]; ++e) {
         const Entry& entry = job_.entries[e];
         const Steps steps = steps_of(job_.groups[entry.group]);
-        const RunColumns runs = runs_[request * job_.size.num_groups + entry.group].columns();
-        expand(entry, steps, runs, out);
-        const int64_t count = count_descriptors(entry, steps, runs);
+        runs_of(request, entry).with_columns([&](const auto& runs) { expand(entry, steps, runs, out); });
+        const int64_t count = count_of(request, entry);
         out = {out.src + count, out.dst + count, out.nbytes + count};
       }
     }

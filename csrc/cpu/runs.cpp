@@ -8,9 +8,10 @@ namespace kvplan::cpu {
 namespace {
 
 // Appends stretches of pairs to runs, joining a stretch that goes on where the last one ended.
+template <class Index>
 class Collector {
  public:
-  Collector(int64_t* src, int64_t* dst, int64_t* count, Steps steps)
+  Collector(Index* src, Index* dst, Index* count, Steps steps)
       : src_(src), dst_(dst), count_(count), steps_(steps) {}
 
   void add(int64_t src, int64_t dst, int64_t count) {
@@ -30,12 +31,12 @@ class Collector {
  private:
   void close() {
     if (open_.count == 0) return;
-    src_[size_] = open_.src;
-    dst_[size_] = open_.dst;
-    count_[size_++] = open_.count;
+    src_[size_] = static_cast<Index>(open_.src);
+    dst_[size_] = static_cast<Index>(open_.dst);
+    count_[size_++] = static_cast<Index>(open_.count);
   }
 
-  int64_t *src_, *dst_, *count_;
+  Index *src_, *dst_, *count_;
   Steps steps_;
   int64_t size_ = 0;
   Run open_{0, 0, 0};
@@ -56,10 +57,9 @@ struct Cursor {
   }
 };
 
-template <class SrcId, class DstId>
-int64_t collect(const Group& group, const Pairs& pairs, const SrcId* src_ids, const DstId* dst_ids, Runs& runs) {
+template <class Id, class Index>
+int64_t collect(const Group& group, const Pairs& pairs, const Id* src_ids, const Id* dst_ids, Collector<Index> out) {
   const Side &src = group.src, &dst = group.dst;
-  Collector out(runs.src.get(), runs.dst.get(), runs.count.get(), steps_of(group));
   if (src.rows == 1 && dst.rows == 1 && pairs.src_step == 1 && pairs.dst_step == 1) {
     // Whole pages, or one row a page: the cursors below, with nothing left to keep.
     src_ids += pairs.src_first;
@@ -82,24 +82,25 @@ int64_t collect(const Group& group, const Pairs& pairs, const SrcId* src_ids, co
 
 }  // namespace
 
-Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages, const PageList& dst_pages) {
-  Runs runs;
+Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages, const PageList& dst_pages,
+               bool narrow) {
   // Dense pairs break at page ends at most; that bounds the runs far below one a row.
   const bool dense = pairs.src_step == 1 && pairs.dst_step == 1;
   const int64_t most = dense ? std::min(pairs.count, src_pages.size + dst_pages.size + 1) : pairs.count;
-  runs.src.reset(new int64_t[most]);
-  runs.dst.reset(new int64_t[most]);
-  runs.count.reset(new int64_t[most]);
-  runs.pairs = pairs.count;
-  runs.size = with_ids(src_pages, [&](const auto* src_ids) {
-    return with_ids(dst_pages, [&](const auto* dst_ids) { return collect(group, pairs, src_ids, dst_ids, runs); });
+  Runs runs(most, pairs.count, narrow);
+  with_ids(src_pages, [&](const auto* src_ids) {
+    // Both lists are parts of one tensor, so of one type.
+    const auto* dst_ids = static_cast<decltype(src_ids)>(dst_pages.data);
+    runs.fill([&](auto* src, auto* dst, auto* count) {
+      return collect(group, pairs, src_ids, dst_ids, Collector(src, dst, count, steps_of(group)));
+    });
   });
   return runs;
 }
 
 int64_t find_runs(const int64_t* src, const int64_t* dst, int64_t n, int64_t* run_src, int64_t* run_dst,
                   int64_t* count) {
-  Collector out(run_src, run_dst, count, {1, 1});
+  Collector<int64_t> out(run_src, run_dst, count, {1, 1});
   for (int64_t k = 0; k < n; ++k) out.add(src[k], dst[k], 1);
   return out.finish();
 }

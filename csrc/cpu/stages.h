@@ -22,18 +22,46 @@ struct PageList {
 };
 
 // Runs of one group in one request, as columns: `size` of them, `pairs` index pairs in all. Borrowed.
+// Index is uint32_t where all indices and strides of a job are below 2^32, which halves what expansion reads and lets
+// it multiply 32 by 32 bits; int64_t otherwise.
+template <class Index>
 struct RunColumns {
-  const int64_t *src, *dst, *count;
+  const Index *src, *dst, *count;
   int64_t size, pairs;
 };
 
 // The same, owned.
-struct Runs {
-  std::unique_ptr<int64_t[]> src, dst, count;
-  int64_t size = 0;
-  int64_t pairs = 0;
+class Runs {
+ public:
+  Runs(int64_t capacity, int64_t pairs, bool narrow)
+      : words_(new int64_t[narrow ? (3 * capacity + 1) / 2 : 3 * capacity]),
+        capacity_(capacity),
+        pairs_(pairs),
+        narrow_(narrow) {}
 
-  RunColumns columns() const { return {src.get(), dst.get(), count.get(), size, pairs}; }
+  // Calls body(RunColumns<Index>) with the type stored.
+  template <class Body>
+  auto with_columns(Body body) const {
+    return narrow_ ? body(columns<uint32_t>()) : body(columns<int64_t>());
+  }
+  // Calls body(src, dst, count), the columns to write, which returns how many runs it wrote.
+  template <class Body>
+  void fill(Body body) {
+    const auto call = [&](auto* src) { return body(src, src + capacity_, src + 2 * capacity_); };
+    size_ = narrow_ ? call(reinterpret_cast<uint32_t*>(words_.get())) : call(words_.get());
+  }
+
+ private:
+  template <class Index>
+  RunColumns<Index> columns() const {
+    const auto* src = reinterpret_cast<const Index*>(words_.get());
+    return {src, src + capacity_, src + 2 * capacity_, size_, pairs_};
+  }
+
+  std::unique_ptr<int64_t[]> words_;
+  int64_t capacity_, pairs_;
+  bool narrow_;
+  int64_t size_ = 0;
 };
 
 // Three rows of N words: source address, destination address, bytes.
@@ -64,7 +92,8 @@ Status check_distinct(const PageList& pages, int64_t limit);
 // runs.cpp ------------------------------------------------------------------------------------------------------------
 
 // Runs of the index pairs of one group. Page ids are in range.
-Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages, const PageList& dst_pages);
+Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages, const PageList& dst_pages,
+               bool narrow);
 
 // Runs of index pairs given one by one; writes at most n of each, returns how many.
 int64_t find_runs(const int64_t* src, const int64_t* dst, int64_t n, int64_t* run_src, int64_t* run_dst, int64_t* count);
@@ -72,13 +101,17 @@ int64_t find_runs(const int64_t* src, const int64_t* dst, int64_t n, int64_t* ru
 // descriptors.cpp -----------------------------------------------------------------------------------------------------
 
 // Descriptors that `entry` makes of the runs.
-int64_t count_descriptors(const Entry& entry, const Steps& steps, const RunColumns& runs);
+template <class Index>
+int64_t count_descriptors(const Entry& entry, const Steps& steps, const RunColumns<Index>& runs) {
+  return moves_runs_whole(entry, steps) ? runs.size : runs.pairs;
+}
 
-// Whether no address of `entry` passes 64 bits, whichever pages of its space are asked for.
-bool addresses_fit(const Entry& entry, const Group& group, const Space& space);
+// Highest index on either side of a group, whichever pages are asked for; false where it passes int64.
+bool highest_index(const Side& side, int64_t limit, int64_t* index);
 
-// Writes them at out[0 ...].
-void expand(const Entry& entry, const Steps& steps, const RunColumns& runs, Table out);
+// Writes the descriptors at out[0 ...]. No address passes 64 bits; see address_fits.
+void expand(const Entry& entry, const Steps& steps, const RunColumns<uint32_t>& runs, Table out);
+void expand(const Entry& entry, const Steps& steps, const RunColumns<int64_t>& runs, Table out);
 
 // plan.cpp ------------------------------------------------------------------------------------------------------------
 
@@ -104,10 +137,14 @@ class Planner {
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
  private:
+  Status prepare_entries();
   Status prepare_space(int64_t request, int64_t space);
   Status prepare_group(int64_t request, int64_t group);
+  const Runs& runs_of(int64_t request, const Entry& entry) const;
+  int64_t count_of(int64_t request, const Entry& entry) const;
 
   const Job& job_;
+  bool narrow_ = true;                 // all indices and strides are below 2^32
   std::vector<Runs> runs_;             // [requests, groups]
   std::vector<int64_t> offsets_;
 };

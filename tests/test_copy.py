@@ -1,0 +1,38 @@
+"""The copy stage: bytes move as the table says, and nothing else does."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvplan import Layout, Memory, Plan, PlanError, Region, Segment, execute, ops, pair
+
+
+@pytest.mark.parametrize("page_bytes", [1, 37, 4096, 37440])
+@pytest.mark.parametrize("pages", [1, 300])
+def test_pages_arrive_and_the_rest_is_untouched(page_bytes, pages):
+    rng = np.random.default_rng(page_bytes)
+    src = torch.from_numpy(rng.integers(0, 255, (2 * pages, page_bytes), np.uint8))
+    dst = torch.full((3 * pages, page_bytes + 5), 255, dtype=torch.uint8)
+    layouts = [
+        Layout([Region.from_tensor(tensor, "kv", 0, page_bytes=page_bytes)], page_size=1) for tensor in (src, dst)
+    ]
+    here, there = rng.permutation(2 * pages)[:pages], rng.permutation(3 * pages)[:pages]
+    execute(pair(*layouts).plan(here, {"device": there}))
+    want = torch.full_like(dst, 255)
+    want[there, :page_bytes] = src[here]
+    assert torch.equal(dst, want)
+
+
+def test_no_descriptors():
+    execute(Plan(torch.empty(3, 0, dtype=torch.int64), []))
+
+
+def test_device_memory_is_refused():
+    segment = Segment(Memory.DRAM, Memory.VRAM(0), 0, 1)
+    with pytest.raises(PlanError, match="descriptors 0 to 0 go from DRAM to VRAM:0"):
+        execute(Plan(torch.zeros(3, 1, dtype=torch.int64), [segment]))
+
+
+def test_a_table_of_the_wrong_form_is_refused():
+    with pytest.raises(RuntimeError, match=r"\[3, N\]"):
+        ops.copy_(torch.zeros(4, 3, dtype=torch.int64))

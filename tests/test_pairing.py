@@ -1,0 +1,156 @@
+"""Regions -> entries: who is paired with whom, and what is refused."""
+
+import pytest
+import torch
+
+from kvplan import Heads, Interleave, Layout, Memory, PairingError, Region, pair
+from kvplan.overlap import first_overlap
+
+PAGE = 64
+
+
+def region(name="kv", layer=0, base=1 << 20, page_bytes=PAGE, num_pages=8, **fields):
+    return Region(name, layer, base, page_bytes, num_pages, **fields)
+
+
+def layout(*regions, page_size=16, **fields):
+    return Layout(regions, page_size=page_size, **fields)
+
+
+def test_pairs_by_name_and_layer_never_by_position():
+    src = layout(region("v", 1, 100_000), region("k", 1, 200_000), region("k", 0, 300_000))
+    dst = layout(*(region(n, i, 10_000_000 + 100_000 * k) for k, (n, i) in enumerate([("k", 0), ("v", 1), ("k", 1)])))
+    pairing = pair(src, dst)
+    assert pairing.entries[:, [0, 2]].tolist() == [[100_000, 10_100_000], [200_000, 10_200_000], [300_000, 10_000_000]]
+    assert len(pairing.groups) == 1 and pairing.entries[:, 5].tolist() == [0, 0, 0]
+
+
+def test_entry_columns_and_high_addresses():
+    high = (1 << 63) + (1 << 40)
+    pairing = pair(layout(region(base=high)), layout(region(page_stride=100)))
+    assert pairing.entries.tolist() == [[high - (1 << 64), PAGE, 1 << 20, 100, PAGE, 0]]
+    assert pairing.entries.dtype == torch.int64
+
+
+def test_two_spaces_are_two_groups_and_memories_are_segments():
+    src = layout(region("a", 0, 1 << 21, memory=Memory.VRAM(0)), region("b", 0, 1 << 22, memory=Memory.VRAM(0)))
+    dst = layout(region("a", 0, 1 << 23, space="host"), region("b", 0, 1 << 24, memory=Memory.VRAM(1)))
+    pairing = pair(src, dst)
+    assert pairing.space_names == ("host", "device") and len(pairing.groups) == 2
+    assert pairing.segment_memories == ((Memory.VRAM(0), Memory.DRAM), (Memory.VRAM(0), Memory.VRAM(1)))
+    assert pairing.bounds.tolist() == [0, 1, 2]
+
+
+def test_a_source_without_a_destination_is_named():
+    src, dst = layout(region("draft", 3), region("kv", 0, 1 << 21)), layout(region("kv", 0))
+    with pytest.raises(PairingError, match="region draft layer 3 has no destination"):
+        pair(src, dst)
+    assert len(pair(src, dst, allow_unsent=["draft"]).entries) == 1
+    with pytest.raises(PairingError, match="'nothing'"):
+        pair(src, dst, allow_unsent=["draft", "nothing"])
+    with pytest.raises(TypeError, match=r"\('draft',\)"):
+        pair(src, dst, allow_unsent="draft")
+
+
+def test_destinations_without_a_source_are_left_alone():
+    assert len(pair(layout(region()), layout(region(), region("draft", 0, 1 << 22))).entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "text"),
+    [
+        ({"page_bytes": 64}, {"page_bytes": 128}, "4 bytes a row .* 8 for"),
+        ({"rows": 4}, {"rows": 8}, "stands for 4 tokens, a destination row for 2"),
+        ({"row_bytes": 0, "page_bytes": 65}, {"page_bytes": 130, "tokens": 32, "row_bytes": 0}, "cannot be told apart"),
+        ({"heads": Heads(0, 1, 2)}, {"heads": Heads(0, 1, 4)}, "counts 2 heads in all, destination 4"),
+        ({"heads": Heads(0, 1, 2)}, {"heads": Heads(0, 2, 2)}, "bytes a row for 1 heads"),
+        ({"interleave": Interleave(2, 0), "rows": 4}, {"rows": 16}, "stands for"),
+    ],
+)
+def test_geometries_that_differ_are_refused(src, dst, text):
+    with pytest.raises(PairingError, match=text) as caught:
+        pair(layout(region(**src)), layout(region(**dst)))
+    assert "region kv layer 0" in str(caught.value)
+
+
+def test_equal_pages_move_whole_whatever_is_known_of_their_rows():
+    pairing = pair(layout(region(row_bytes=3)), layout(region(row_bytes=0)))
+    assert pairing.entries[0, 4] == PAGE
+    # Where only the padding differs, the rows move.
+    pairing = pair(layout(region(page_bytes=70, row_bytes=4)), layout(region()))
+    assert pairing.entries[0].tolist()[1:] == [70, 1 << 20, 64, 64, 0]
+
+
+def test_disjoint_heads_owe_nothing():
+    pairing = pair(layout(region(heads=Heads(0, 1, 2))), layout(region(heads=Heads(1, 2, 2))))
+    assert len(pairing.entries) == 0 and len(pairing.plan([1], {"device": [1]})) == 0
+
+
+def test_replicas_share_the_regions_evenly():
+    regions = [region("kv", k, (k + 1) << 20) for k in range(10)]
+    dst = layout(*regions)
+    shares = [pair(layout(*regions[::-1], replica=(k, 3)), dst).entries[:, 0].tolist() for k in range(3)]
+    assert sorted(sum(shares, [])) == [(k + 1) << 20 for k in range(10)]
+    assert sorted(map(len, shares)) == [3, 3, 4]
+
+
+def test_neighbours_in_one_pool_become_one_entry():
+    """A page-major pool: 61 layers side by side in each page, so a page is one descriptor and a run of pages too."""
+
+    def pool(base):
+        return layout(*(region("kv", k, base + k * PAGE, page_stride=61 * PAGE) for k in range(61)))
+
+    pairing = pair(pool(1 << 30), pool(1 << 40))
+    assert pairing.entries.tolist() == [[1 << 30, 61 * PAGE, 1 << 40, 61 * PAGE, 61 * PAGE, 0]]
+    assert len(pairing.regions[0]) == 61
+    plan = pairing.plan([1, 2, 5], {"device": [3, 4, 5]})
+    assert plan.nbytes.tolist() == [2 * 61 * PAGE, 61 * PAGE]
+
+
+def test_neighbours_on_one_side_only_stay_apart():
+    src = layout(*(region("kv", k, (1 << 30) + k * PAGE, page_stride=2 * PAGE) for k in range(2)))
+    dst = layout(*(region("kv", k, (1 << 40) + k * 4096) for k in range(2)))
+    assert len(pair(src, dst).entries) == 2
+    # Buffers of one page that happen to touch may be two registrations.
+    one_page = layout(*(region("kv", k, (1 << 30) + k * PAGE, num_pages=1) for k in range(2)))
+    assert len(pair(one_page, one_page).entries) == 2
+
+
+def test_overlapping_destinations_are_refused():
+    src = layout(region("a", 0, 1 << 30), region("b", 0, 1 << 31))
+    dst = layout(region("a", 0, 1 << 20), region("b", 0, (1 << 20) + 8 * PAGE - 1))
+    with pytest.raises(PairingError, match="destination region a layer 0 and region b layer 0 overlap"):
+        pair(src, dst)
+    unpaired = layout(region("a", 0, 1 << 20), region("b", 0, 1 << 21), region("draft", 0, (1 << 21) + 1))
+    with pytest.raises(PairingError, match="overlap"):
+        pair(src, unpaired)
+    pair(dst, src)  # reading the same bytes twice is no fault
+
+
+def brute(a, b):
+    pages = {x for i in range(a.num_pages) for x in range(a.base + i * a.page_stride, a.base + i * a.page_stride + a.page_bytes)}
+    return any(
+        x in pages for i in range(b.num_pages) for x in range(b.base + i * b.page_stride, b.base + i * b.page_stride + b.page_bytes)
+    )
+
+
+def test_overlap_is_exact_for_strided_regions():
+    import random
+
+    draw = random.Random(5)
+    seen = set()
+    for _ in range(4000):
+        a, b = (
+            region("r", k, draw.randrange(40), draw.randrange(1, 6), draw.randrange(1, 6), page_stride=draw.choice([6, 7, 9, 12]))
+            for k in range(2)
+        )
+        assert (first_overlap([a, b]) is not None) == brute(a, b), (a, b)
+        seen.add(brute(a, b))
+    assert seen == {True, False}
+
+
+def test_one_space_takes_one_source_list():
+    src = layout(region("a", 0, 1 << 30, space="x"), region("b", 0, 1 << 31, 128, tokens=32, space="y"))
+    dst = layout(region("a", 0, 1 << 20), region("b", 0, 1 << 21))
+    with pytest.raises(PairingError, match="covers 16 tokens a page and region b layer 0 32"):
+        pair(src, dst)

@@ -1,0 +1,241 @@
+"""Plans: arguments, refusals with their place, order, segments, chunks."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvplan import Interleave, Layout, Memory, PlanError, Region, pair
+
+SRC = Layout([Region("c4", 0, 1 << 20, 100, 16), Region("idx", 0, 1 << 24, 10, 16, memory=Memory.VRAM(0))], page_size=4)
+DST = Layout(
+    [
+        Region("c4", 0, 1 << 30, 100, 12, space="host"),
+        Region("idx", 0, 1 << 34, 10, 9, memory=Memory.VRAM(0)),
+        Region("draft", 0, 1 << 35, 10, 5, space="draft"),
+    ],
+    page_size=4,
+)
+PAIRING = pair(SRC, DST)
+ONE = pair(Layout([Region("kv", 0, 0, 8, 100)], page_size=4), Layout([Region("kv", 0, 1 << 20, 8, 100)], page_size=4))
+
+
+def triples(plan):
+    return list(zip(*plan.lists(), strict=True))
+
+
+def test_two_spaces_by_their_own_page_ids():
+    plan = PAIRING.plan([3, 4, 7], {"host": [0, 1, 11], "device": [8, 2, 3]})
+    assert triples(plan) == [
+        ((1 << 20) + 300, 1 << 30, 200),
+        ((1 << 20) + 700, (1 << 30) + 1100, 100),
+        ((1 << 24) + 30, (1 << 34) + 80, 10),
+        ((1 << 24) + 40, (1 << 34) + 20, 10),
+        ((1 << 24) + 70, (1 << 34) + 30, 10),
+    ]
+    assert [(str(s.src_memory), str(s.dst_memory), s.start, s.stop) for s in plan.segments] == [
+        ("DRAM", "DRAM", 0, 2),
+        ("VRAM:0", "VRAM:0", 2, 5),
+    ]
+    assert plan.total_bytes == 330 and len(plan) == 5
+    assert plan.src.dtype == torch.uint64 and plan.src.data_ptr() == plan.table.data_ptr()
+
+
+class OnlyDlpack:
+    """What CuPy looks like from outside."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **kwargs):
+        return self.tensor.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+FORMS = [
+    list,
+    tuple,
+    np.array,
+    lambda x: np.array(x, np.int32),
+    lambda x: np.array(x, np.uint16),
+    lambda x: np.repeat(np.array(x), 2)[::2],
+    torch.tensor,
+    lambda x: torch.tensor(x, dtype=torch.int32),
+    lambda x: torch.tensor(x, dtype=torch.int16),
+    lambda x: OnlyDlpack(torch.tensor(x)),
+]
+
+
+@pytest.mark.parametrize("src_form", FORMS)
+@pytest.mark.parametrize("dst_form", FORMS)
+def test_any_array_will_do(src_form, dst_form):
+    plan = ONE.plan(src_form([5, 6, 9]), dst_form([1, 2, 3]))
+    assert triples(plan) == [(40, (1 << 20) + 8, 16), (72, (1 << 20) + 24, 8)]
+
+
+def test_a_read_only_array_is_read_without_a_warning(recwarn):
+    pages = np.arange(3)
+    pages.flags.writeable = False
+    assert len(ONE.plan(pages, pages)) == 1 and not recwarn
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ([0.5], "integers"),
+        ([True], "integers"),
+        ([[1]], "integers"),
+        (["1"], "integers"),
+        (5, "integers"),
+        (None, "integers"),
+        ([1 << 70], "integers|no list"),
+        (np.array([1 << 63], np.uint64), "out of range"),
+        (torch.tensor([1.0]), "integers"),
+        ([[1], [1, 2]], "no list of page ids"),
+    ],
+)
+def test_what_is_no_list_of_page_ids_is_refused(bad, text):
+    with pytest.raises(PlanError, match=text):
+        ONE.plan(bad, [1])
+    with pytest.raises(PlanError, match=text):
+        ONE.plan([1], bad)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "kw", "text"),
+    [
+        ([3, 16], {"host": [0, 1], "device": [0, 1]}, {}, "'host': source page id 16 at position 1 is out of range.*c4.*0 to 15"),
+        ([3, -1], {"host": [0, 1], "device": [0, 1]}, {}, "source page id -1 at position 1 is out of range"),
+        ([3, 4], {"host": [0, 12], "device": [0, 1]}, {}, "'host': destination page id 12 at position 1 .*c4 layer 0.*0 to 11"),
+        ([3, 4], {"host": [0, 11], "device": [9, 1]}, {}, "'device': destination page id 9 at position 0 .*idx layer 0.*0 to 8"),
+        ([3, 4, 5], {"host": [7, 1, 7], "device": [0, 1, 2]}, {}, "'host': destination page 7 is given twice, at positions 0 and 2"),
+        ([3, 4], {"host": [0, 1, 2], "device": [0, 1]}, {}, "'host': length of the destination list is 3 .* exactly 2 "),
+        ([3, 4], {"host": [0, 1], "device": []}, {}, "'device': length of the destination list is 0"),
+        ([], {"host": [0], "device": [0]}, {}, "'host': length of the destination list is 1 .* exactly 0"),
+        ([3, 4], {"host": [0, 1], "device": [0, 1]}, {"num_tokens": 4}, "length of the source list is 2 pages, but 4 tokens take 1"),
+        ([3, 4], {"host": [0, 1], "device": [0, 1]}, {"num_tokens": 9}, "length of the source list is 2 pages, but 9 tokens take 3"),
+        ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 8, "dst_start": 0}, "list is 2 pages.* at least 3 .* from token 0"),
+        ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 4, "dst_start": 8}, "dst_start 8 lies behind src_start 4"),
+        ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 2, "dst_start": 0}, "src_start 2 and dst_start 0 must differ by a multiple of 4"),
+        ([3], {"host": [0]}, {}, "lacks space 'device'.*idx layer 0"),
+        ([3], {"host": [0], "device": [0], "hots": [0]}, {}, "names 'hots'; .*'host', 'device', 'draft'"),
+        ([3], [0], {}, "one list, but .* spaces"),
+        ({"host": [0]}, {"host": [0], "device": [0]}, {}, "lacks space 'device'"),
+        ({"host": [0], "x": [0]}, {"host": [0], "device": [0]}, {}, "src_pages names 'x'"),
+        ([3], {"host": [0], "device": [0]}, {"src_start": -4}, "src_start is -4"),
+        ([3], {"host": [0], "device": [0]}, {"src_start": 0.0}, "src_start must be an integer"),
+        ([3], {"host": [0], "device": [0]}, {"num_tokens": True}, "num_tokens must be an integer"),
+        ([3], {"host": [0], "device": [0]}, {"dst_start": 1 << 62}, "dst_start is 4611686018427387904"),
+        ([3], {"host": [0], "device": [0]}, {"src_start": (1 << 62) - 4, "dst_start": 0}, "at least"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_place(src, dst, kw, text):
+    with pytest.raises(PlanError, match=text):
+        PAIRING.plan(src, dst, **kw)
+
+
+@pytest.mark.parametrize("limit", [100, 1 << 23, 1 << 40])
+def test_twice_is_found_in_pools_of_any_size(limit):
+    """Small pools are checked by a bitmap, large ones by sorting."""
+    side = Layout([Region("kv", 0, 0, 8, limit)], page_size=4)
+    pairing = pair(side, side)
+    pages = np.random.default_rng(0).integers(0, limit, 40)
+    pages = np.unique(pages)
+    assert len(pairing.plan(pages[::-1].copy(), pages))
+    pages[30] = pages[7]
+    with pytest.raises(PlanError, match=f"page {pages[7]} is given twice, at positions 7 and 30"):
+        pairing.plan(np.arange(len(pages)), pages)
+
+
+def bytes_moved(plan):
+    return {(d + k, s + k) for s, d, n in triples(plan) for k in range(n)}
+
+
+def test_chunks_of_a_request_add_up_to_the_whole():
+    rng = np.random.default_rng(1)
+    src, dst = rng.permutation(100)[:20], rng.permutation(100)[:20]
+    parts = [
+        bytes_moved(ONE.plan(src[start : start + 3], dst, src_start=4 * start, dst_start=0))
+        for start in range(0, 20, 3)
+    ]
+    assert set().union(*parts) == bytes_moved(ONE.plan(src, dst))
+    assert sum(map(len, parts)) == 160
+
+
+def test_positions_without_dst_start_do_not_matter():
+    assert triples(ONE.plan([1, 2], [3, 4], src_start=400)) == triples(ONE.plan([1, 2], [3, 4]))
+
+
+def test_the_last_partial_page_moves_whole():
+    assert ONE.plan([1, 2], [3, 7], num_tokens=5).total_bytes == 16
+
+
+def test_named_source_lists_are_free_of_positions():
+    plan = PAIRING.plan(
+        {None: [3], "device": [0, 1, 2]},
+        {"host": [9, 10, 11], "device": [5, 6, 7]},
+        src_start=8,
+        dst_start=0,
+    )
+    assert triples(plan) == [((1 << 20) + 300, (1 << 30) + 1100, 100), (1 << 24, (1 << 34) + 50, 30)]
+    with pytest.raises(PlanError, match="'device': length"):
+        PAIRING.plan({None: [3], "device": [0, 1, 2]}, {"host": [9], "device": [5, 6]})
+
+
+def test_interleaved_sides_begin_at_a_virtual_page():
+    src = Layout([Region("kv", 0, 0, 8, 100)], page_size=4)
+    dst = Layout([Region("kv", 0, 1 << 20, 8, 100, tokens=8, interleave=Interleave(2, 1))], page_size=4)
+    pairing = pair(src, dst)
+    with pytest.raises(PlanError, match="dst_start 4 must be a multiple of 8 tokens, the virtual page"):
+        pairing.plan([1], {"device": [1]}, src_start=4)
+    assert triples(pairing.plan([1], {"device": [1]}, src_start=4, dst_start=0)) == [
+        (8 + 2, (1 << 20) + 8 + 4, 2),
+        (8 + 6, (1 << 20) + 8 + 6, 2),
+    ]
+
+
+def test_chunks_stay_within_segments():
+    plan = PAIRING.plan([3, 5, 7], {"host": [0, 2, 4], "device": [8, 2, 4]})
+    parts = list(plan.chunks(2))
+    assert [len(part) for part in parts] == [2, 1, 2, 1]
+    assert sum((triples(part) for part in parts), []) == triples(plan)
+    assert [str(part.segments[0].dst_memory) for part in parts] == ["DRAM", "DRAM", "VRAM:0", "VRAM:0"]
+    assert all(part.dst_layout is DST for part in parts)
+    with pytest.raises(ValueError, match="at least 1"):
+        list(plan.chunks(0))
+
+
+def test_addresses_past_bit_63_stay_unsigned():
+    high = (1 << 64) - 800
+    pairing = pair(Layout([Region("kv", 0, high, 8, 100)], page_size=4), ONE.dst)
+    plan = pairing.plan([99], [0])
+    assert plan.src.tolist() == [(1 << 64) - 8] and plan.lists()[0] == [(1 << 64) - 8]
+
+
+def test_an_empty_request_is_an_empty_plan():
+    plan = PAIRING.plan([], {"host": [], "device": []})
+    assert len(plan) == 0 and plan.total_bytes == 0 and plan.segments == () and list(plan.chunks(5)) == []
+    assert plan.lists() == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda t, w: (t[:3], w),
+        lambda t, w: (t[:-1].clone(), w),
+        lambda t, w: (t.index_fill(0, torch.tensor([0]), 1 << 60), w),
+        lambda t, w: (t.index_fill(0, torch.tensor([1]), -1), w),
+        lambda t, w: (t.index_fill(0, torch.tensor([9]), 7), w),  # group of the first entry
+        lambda t, w: (t.to(torch.int32), w),
+        lambda t, w: (t, w[:-1]),
+        lambda t, w: (t, [99, *w[1:]]),
+        lambda t, w: (t, [0, 99, *w[2:]]),
+        lambda t, w: (t, [0, 1, 1, -1, *w[4:]]),
+        lambda t, w: (t, [*w[:4], -5, *w[5:]]),
+    ],
+)
+def test_the_op_itself_never_reads_beyond_what_it_is_given(spoil):
+    tables, windows = spoil(ONE.tables, [0, 1, 1, 1, 0, -1, -1])
+    with pytest.raises(RuntimeError):
+        torch.ops.kvplan.plan(tables, torch.tensor([1, 2]), windows)
