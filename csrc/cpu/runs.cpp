@@ -60,15 +60,20 @@ struct Cursor {
 template <class Id, class Index>
 int64_t collect(const Group& group, const Pairs& pairs, const Id* src_ids, const Id* dst_ids, Collector<Index> out) {
   const Side &src = group.src, &dst = group.dst;
-  if (src.rows == 1 && dst.rows == 1 && pairs.src_step == 1 && pairs.dst_step == 1) {
-    // Whole pages, or one row a page: the cursors below, with nothing left to keep.
+  const bool dense = pairs.src_step == 1 && pairs.dst_step == 1;
+  const auto page_is_index = [](const Side& side) { return side.rows == 1 && side.page_step == side.row_step; };
+  if (dense && page_is_index(src) && page_is_index(dst)) {
+    // Whole pages: the ids themselves go up by one within a run, so only its first is multiplied out.
     src_ids += pairs.src_first;
     dst_ids += pairs.dst_first;
-    for (int64_t k = 0; k < pairs.count; ++k) out.add(src_ids[k] * src.page_step, dst_ids[k] * dst.page_step, 1);
+    for (int64_t first = 0, k = 0; k < pairs.count; first = k) {
+      do ++k;
+      while (k < pairs.count && src_ids[k] - src_ids[k - 1] == 1 && dst_ids[k] - dst_ids[k - 1] == 1);
+      out.add(row_index(src, src_ids[first], 0), row_index(dst, dst_ids[first], 0), k - first);
+    }
     return out.finish();
   }
   Cursor from(pairs.src_first, src), to(pairs.dst_first, dst);
-  const bool dense = pairs.src_step == 1 && pairs.dst_step == 1;
   for (int64_t k = 0; k < pairs.count;) {
     // Dense pairs go on together up to the end of either page.
     const int64_t count = dense ? std::min({from.left(), to.left(), pairs.count - k}) : 1;

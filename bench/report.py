@@ -1,0 +1,103 @@
+"""The measured table and its plot, from one run."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench import inputs
+
+Row = dict[str, Any]
+
+
+def collect(benchmarks: dict[str, Any], peers: list[Row], memory: dict[str, int]) -> dict[str, Any]:
+    """One record of the run: machine, versions, and a row {what, pages, pattern, descriptors, best_s, median_s} each."""
+    rows = [
+        entry["extra_info"] | {"best_s": entry["stats"]["min"], "median_s": entry["stats"]["median"]}
+        for entry in benchmarks["benchmarks"]
+    ]
+    for row in peers:
+        rows.append({"what": f"SGLang, gc {row['gc']}"} | {k: v for k, v in row.items() if k != "gc"})
+    cpu = benchmarks["machine_info"]["cpu"]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{cpu.get('brand_raw', platform.machine())}, {cpu.get('count', '?')} cores",
+        "versions": f"Python {platform.python_version()}, torch {torch.__version__}, NumPy {np.__version__}",
+        "memory": memory,
+        "rows": rows,
+    }
+
+
+def find(results: dict[str, Any], what: str, pages: int, pattern: str) -> Row | None:
+    """The row of one case, or None where it was not measured."""
+    for row in results["rows"]:
+        if (row["what"], row["pages"], row["pattern"]) == (what, pages, pattern):
+            return row
+    return None
+
+
+def _time(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    seconds = row["median_s"]
+    return f"{1e6 * seconds:.1f} µs" if seconds < 1e-3 else f"{1e3 * seconds:.2f} ms"
+
+
+def _ratio(row: Row | None, ours: Row | None) -> str:
+    return "-" if row is None or ours is None else f"{row['median_s'] / ours['median_s']:,.1f}×"
+
+
+PEERS = ("SGLang, gc on", "SGLang, gc frozen", "NumPy broadcast", "memset")
+
+
+def text(results: dict[str, Any]) -> str:
+    """The table in Markdown: median times, and how many times kvplan's each peer takes."""
+    lines = [
+        f"{results['machine']}; {results['versions']}; {results['date']}; medians; `make bench`",
+        "",
+        "| pages × 62 regions | descriptors | kvplan | kvplan, as lists | " + " | ".join(PEERS) + " |",
+        "|---|---|---|---|" + "---|" * len(PEERS),
+    ]
+    for pages in inputs.PAGES:
+        for pattern in inputs.PATTERNS:
+            ours = find(results, "kvplan", pages, pattern)
+            if ours is None:
+                continue
+            cells = [f"{pages:,} {pattern}", f"{ours['descriptors']:,}", _time(ours)]
+            cells.append(_time(find(results, "kvplan, lists", pages, pattern)))
+            for what in PEERS:
+                row = find(results, what, pages, pattern)
+                cells.append("-" if row is None else f"{_time(row)} ({_ratio(row, ours)})")
+            lines.append("| " + " | ".join(cells) + " |")
+    memory = results["memory"]
+    lines += ["", f"Memory of the largest plan beyond its {memory['table']:,} byte table: {memory['extra']:,} bytes."]
+    return "\n".join(lines)
+
+
+def plot(results: dict[str, Any], path: Path) -> None:
+    """Time against descriptors for each planner, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), constrained_layout=True)
+    for what, marker in zip(("kvplan", "kvplan, lists", *PEERS), "osv^Dx", strict=True):
+        rows = [row for row in results["rows"] if row["what"] == what and row["pattern"] == "scattered"]
+        rows.sort(key=lambda row: row["descriptors"])
+        if rows:
+            counts, times = [row["descriptors"] for row in rows], [1e3 * row["median_s"] for row in rows]
+            axes.plot(counts, times, marker=marker, label=what)
+            axes.annotate(f"{times[-1]:.2g} ms", (counts[-1], times[-1]), textcoords="offset points", xytext=(6, -3))
+    axes.set(xscale="log", yscale="log", xlabel="descriptors (scattered pages × 62 regions)", ylabel="ms to plan")
+    axes.set_title(f"{results['machine']}, {results['date']}", fontsize=9)
+    axes.margins(x=0.15)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
