@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def collect(benchmarks: dict[str, Any], peers: list[Row], memory: dict[str, int]) -> dict[str, Any]:
-    """One record of the run: machine, versions, and a row {what, pages, pattern, descriptors, best_s, median_s} each."""
+    """One record of the run: machine, versions, rows of {what, pages, pattern, descriptors, best_s, median_s}."""
     rows = [
         entry["extra_info"] | {"best_s": entry["stats"]["min"], "median_s": entry["stats"]["median"]}
         for entry in benchmarks["benchmarks"]

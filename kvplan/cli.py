@@ -18,7 +18,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     sub = commands.add_parser(
         "demo",
         help="move DeepSeek-V4 requests between two processes through a real engine and check every byte",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     demo.add_arguments(sub)
     sub.set_defaults(run=demo.main)

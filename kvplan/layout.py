@@ -341,5 +341,3 @@ def _region_from_dict(data: Any, number: int) -> Region:
             raise LayoutError(f"{what}: memory kind must be a string, not {value[0]!r:.100}")
         fields[field] = kind(*value)
     return Region(**fields)
-
-

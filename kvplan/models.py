@@ -13,7 +13,7 @@ Bases = int | Mapping[tuple[str, int], int] | Callable[[str, int, int], int]
 
 _ALIGNMENT = 4096  # regions that follow one another start on a memory page, as allocators place them
 
-DEEPSEEK_V4_FLASH_RATIOS: tuple[int, ...] = (0, 0) + tuple(4 if layer % 2 == 0 else 128 for layer in range(2, 43))
+DEEPSEEK_V4_FLASH_RATIOS: tuple[int, ...] = (0, 0, *(4 if layer % 2 == 0 else 128 for layer in range(2, 43)))
 """Compression of each of DeepSeek-V4-Flash's 43 layers (its config's `compress_ratios`): 21 layers of 4, 20 of 128."""
 
 _V4_TOKENS = 256  # tokens a page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -41,7 +42,7 @@ def _first_in_cluster(cluster: list[Region]) -> tuple[Region, Region] | None:
         return None
     strides = defaultdict(list)
     for region in cluster:
-        strides[region.page_stride].append(region)
+        strides[region.page_stride or 0].append(region)
     for stride, members in strides.items():
         if not _apart_on_circle(members, stride):
             clash = _first_pair(members, members)
@@ -59,7 +60,7 @@ def _first_in_cluster(cluster: list[Region]) -> tuple[Region, Region] | None:
 def _apart_on_circle(members: list[Region], stride: int) -> bool:
     arcs = sorted((region.base % stride, region.page_bytes) for region in members)
     arcs.append((arcs[0][0] + stride, 0))
-    return all(here + size <= there for (here, size), (there, _) in zip(arcs, arcs[1:], strict=False))
+    return all(here + size <= there for (here, size), (there, _) in itertools.pairwise(arcs))
 
 
 def _first_pair(ones: list[Region], others: list[Region]) -> tuple[Region, Region] | None:

@@ -15,7 +15,8 @@ def page_ids(slots: Any, page_size: int) -> torch.Tensor:
     """Page ids of a request, from the slot of each of its tokens.
 
     Args:
-        slots: int32 or int64 [T]; slot s lies in page s // page_size (SGLang's `req_to_token` row, vLLM's slot mapping).
+        slots: int32 or int64 [T]; slot s lies in page s // page_size (a row of SGLang's `req_to_token`, vLLM's slot
+            mapping).
         page_size: tokens a page.
 
     Returns:

@@ -80,7 +80,7 @@ def descriptors(
 
 
 def joined(descriptors: Iterable[Triple]) -> list[Triple]:
-    """The same `(src_addr, dst_addr, nbytes)` in the same order, where one that continues the last is merged into it."""
+    """The same `(src_addr, dst_addr, nbytes)` in the same order, one that continues the last merged into it."""
     merged: list[Triple] = []
     for src, dst, nbytes in descriptors:
         if merged:

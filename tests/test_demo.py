@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvplan.demo import GUARD, MAX_MESSAGE, SOURCE, Channel, Pools, identify, page_keys, pattern, run
+from kvplan.demo import run
 from kvplan.demo.allocator import (
     OutOfPages,
     PageAllocator,
@@ -30,7 +30,9 @@ from kvplan.demo.allocator import (
     stretches,
     workload,
 )
+from kvplan.demo.channel import MAX_MESSAGE, Channel
 from kvplan.demo.decode import Due, check
+from kvplan.demo.pools import GUARD, SOURCE, Pools, identify, page_keys, pattern
 from kvplan.demo.prefill import chunks
 
 # ---- allocators

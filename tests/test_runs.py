@@ -1,5 +1,7 @@
 """Index pairs -> runs."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -18,7 +20,7 @@ def test_runs_are_maximal_and_lose_nothing(start, steps):
     runs, count = ops.find_runs(*torch.tensor(pairs).T.contiguous())
     found = runs[:, : int(count)].T.tolist()
     assert [(s + k, d + k) for s, d, n in found for k in range(n)] == pairs
-    for (s, d, n), (next_s, next_d, _) in zip(found, found[1:], strict=False):
+    for (s, d, n), (next_s, next_d, _) in itertools.pairwise(found):
         assert (s + n, d + n) != (next_s, next_d)
     assert not runs[:, int(count) :].any()
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from .. import Region
-from . import GUARD, SOURCE, Channel, Pools, blocks, identify, make_engine, page_keys, pattern, run_child
 from .allocator import PAGE, PageAllocator, decode_life, replay, stretches, workload
+from .channel import Channel, make_engine, run_child
+from .pools import GUARD, SOURCE, Pools, blocks, identify, page_keys, pattern
 
 
 @dataclass

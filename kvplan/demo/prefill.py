@@ -12,8 +12,9 @@ import torch
 
 from .. import Layout, Pairing, Plan, pair
 from ..engines import Peer
-from . import SOURCE, Channel, Pools, make_engine, run_child
 from .allocator import PAGE, PageAllocator, Request, prefill_life, replay, stretches, workload
+from .channel import Channel, make_engine, run_child
+from .pools import SOURCE, Pools
 
 Call = tuple[np.ndarray, dict[str, np.ndarray], int, int]  # of `plan`: source pages, destination pages, start, tokens
 

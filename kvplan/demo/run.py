@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from .. import Layout
-from . import REPORTED, Channel
 from .allocator import DEFAULT_TOKENS, DEFAULT_TRACE_REQUESTS, MAX_TOKENS, OutOfPages, workload
+from .channel import REPORTED, Channel
 
 RIGHT, WRONG, FAILED = 0, 1, 2  # exit codes
 
@@ -242,7 +242,7 @@ def started(config: dict[str, Any]) -> Iterator[tuple[Child, Child]]:
     programs: dict[tuple[str, ...], list[str]]
     programs = {("prefill",): ["-m", "kvplan.demo.prefill"], ("decode",): ["-m", "kvplan.demo.decode"]}
     if config["engine"] == "local":
-        code = "from kvplan.demo import decode, prefill, run_child; run_child(prefill.serve, decode.serve)"
+        code = "from kvplan.demo import channel, decode, prefill; channel.run_child(prefill.serve, decode.serve)"
         programs = {("prefill", "decode"): ["-c", code]}
     ends = iter(socket.socketpair())  # between prefill and decode
     children: list[Child] = []

@@ -1,0 +1,408 @@
+"""Hypothesis strategies: whole clusters of prefill and decode ranks, with one request between them.
+
+A cluster is drawn as a deployment is configured: components (what is stored per layer), how each side splits them
+over its ranks, how each side lays them out in memory, then the page lists. Addresses are made up: nothing is read.
+
+Every size is a power of two times a compression, so that what is drawn is valid; `tests/test_properties.py` makes the
+invalid ones by changing one thing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+import kvplan
+
+settings.register_profile(
+    "kvplan",
+    max_examples=int(os.environ.get("KVPLAN_EXAMPLES", "300")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+PROFILE = settings.get_profile("kvplan")
+
+BASES = (1 << 12, (1 << 31) - 640, 1 << 40, (1 << 63) - 4096, (1 << 64) - (1 << 22))
+
+
+@dataclass(frozen=True)
+class Component:
+    """One kind of buffer, the same in every layer that has it. Bytes are those of one row and one head."""
+
+    name: str
+    layers: tuple[int, ...]
+    compression: int = 1
+    head_bytes: int = 1
+    heads: int = 0  # in all; 0: not told apart
+    space: str = "device"  # on the destination
+    own_rows: int = 0  # rows a page, one token each, in page lists of its own; 0: pages of the side
+    opaque: bool = False  # rows cannot be told apart
+    pads: tuple[int, int] = (0, 0)  # bytes behind the rows of a page: source, destination
+    whole_rows: bool = False  # the destination does not interleave it
+    sides: tuple[bool, bool] = (True, True)  # is it there at all: source, destination
+
+
+@dataclass(frozen=True)
+class Side:
+    """How one side splits and lays out the components. `pages`: tokens a page, before interleaving, per space."""
+
+    stages: int
+    tensor: int
+    interleave: int
+    pages: dict[str, int]
+    num_pages: dict[str, int]
+    packed: bool  # regions of a space interleaved page by page in one buffer
+    gap: int  # bytes behind each page, or behind each row of pages of a packed buffer
+    apart: int  # bytes between buffers
+    base: int
+    memories: dict[str, str]
+    spell_out: bool  # give Region its fields also where they are the defaults
+    reverse: bool  # regions in descending order
+
+
+@dataclass
+class Cluster:
+    """Layouts of all ranks, and one request. `heads`: KV heads in all, by component."""
+
+    src: list[kvplan.Layout]
+    dst: list[kvplan.Layout]
+    src_pages: dict[str | None, list[int]]
+    dst_pages: dict[str, list[int]]
+    positions: dict[str, int]
+    heads: dict[str, int]
+    allow_unsent: tuple[str, ...] = ()
+
+    def pairs(self) -> Iterator[tuple[kvplan.Layout, kvplan.Layout]]:
+        for src in self.src:
+            for dst in self.dst:
+                yield src, dst
+
+    def unsent(self, src: kvplan.Layout) -> tuple[str, ...]:
+        """Of `allow_unsent`, what this rank (one stage of several) holds."""
+        return tuple(name for name in self.allow_unsent if name in {region.name for region in src.regions})
+
+    def source_list(self, space: str) -> list[int]:
+        return self.src_pages[space] if space in self.src_pages else self.src_pages[None]
+
+    def window(self, space: str) -> tuple[int, int, int]:
+        """(start of the source list, start of the destination list, token behind the last one sent) for a space."""
+        tokens = next(r.tokens for layout in self.src for r in layout.regions if self._goes_to(r, space))
+        if space in self.src_pages:
+            return 0, 0, len(self.src_pages[space]) * tokens
+        start = self.positions.get("src_start", 0)
+        sent = self.positions.get("num_tokens", len(self.src_pages[None]) * tokens)
+        return start, self.positions.get("dst_start", start), start + sent
+
+    def _goes_to(self, region: kvplan.Region, space: str) -> bool:
+        return any(
+            (other.name, other.layer, other.space) == (region.name, region.layer, space)
+            for other in self.dst[0].regions
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- components
+
+LAYERS = st.lists(st.integers(0, 6), min_size=1, max_size=3, unique=True).map(lambda layers: tuple(sorted(layers)))
+PADS = st.sampled_from([(0, 0), (0, 0), (3, 3), (0, 5), (4, 0), (2, 6)])
+
+
+@st.composite
+def latent_components(draw: st.DrawFn, spaces: list[str], plain: bool) -> list[Component]:
+    """MLA and compressed attention: one latent row for all heads. No two of them need have the same layers."""
+    names = draw(st.lists(st.sampled_from(["mla_kv", "c4_kv", "c4_indexer", "c128_kv"]), min_size=1, unique=True))
+    ratio = {"mla_kv": 1, "c4_kv": 2, "c4_indexer": 2, "c128_kv": 4}
+    return [
+        Component(
+            name,
+            draw(LAYERS),
+            compression=ratio[name],
+            head_bytes=draw(st.integers(1, 6)),
+            space=draw(st.sampled_from(spaces)),
+            pads=(0, 0) if plain else draw(PADS),
+            whole_rows=not plain and draw(st.integers(0, 3)) == 0,
+        )
+        for name in names
+    ]
+
+
+@st.composite
+def head_components(draw: st.DrawFn, spaces: list[str], plain: bool) -> list[Component]:
+    """K and V of grouped-query attention, in the same layers."""
+    layers, heads = draw(LAYERS), 0 if plain else draw(st.sampled_from([1, 2, 4]))
+    head_bytes, pads = draw(st.integers(1, 3)), (0, 0) if plain else draw(PADS)
+    space, whole_rows = draw(st.sampled_from(spaces)), not plain and draw(st.integers(0, 5)) == 0
+    return [
+        Component(
+            name, layers, head_bytes=head_bytes, heads=heads, space=space, pads=pads, whole_rows=whole_rows
+        )
+        for name in ("k", "v")
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ ranks
+
+
+def layouts(components: list[Component], side: Side, is_dst: bool) -> list[kvplan.Layout]:
+    """One layout a rank: stages, then tensor-parallel ranks, then ranks that interleave rows."""
+    present = [c for c in components if c.sides[is_dst]]
+    heads = max((c.heads for c in present), default=0)
+    copies = side.tensor // min(side.tensor, heads) if heads else side.tensor
+    ranks = []
+    for stage in range(side.stages):
+        for tensor in range(side.tensor):
+            for dcp in range(side.interleave):
+                unplaced = [
+                    _fields(component, layer, side, is_dst, tensor, dcp)
+                    for component in present
+                    for k, layer in enumerate(component.layers)
+                    if k * side.stages // len(component.layers) == stage
+                ]
+                regions = _placed(unplaced, side, number=len(ranks))
+                replica = (0, 1) if is_dst else (tensor % copies, copies)
+                page_size = min(side.pages.values()) * side.interleave
+                ranks.append(kvplan.Layout(regions, page_size=page_size, replica=replica))
+    return ranks
+
+
+def _fields(component: Component, layer: int, side: Side, is_dst: bool, tensor: int, dcp: int) -> dict[str, Any]:
+    """The fields of one region but for its base and stride."""
+    space = component.space if is_dst or component.own_rows or component.space in side.pages else "device"
+    interleaved = side.interleave > 1 and not component.own_rows and not (is_dst and component.whole_rows)
+    tokens = component.own_rows or side.pages[space] * side.interleave
+    rows = tokens // component.compression // (side.interleave if interleaved else 1)
+    held = None
+    if component.heads:
+        each = max(component.heads // side.tensor, 1)
+        first = tensor * component.heads // side.tensor
+        if each < component.heads or side.spell_out:
+            held = kvplan.Heads(first, first + each, component.heads)
+    row_bytes = component.head_bytes * (held.stop - held.start if held else max(component.heads, 1))
+    fields: dict[str, Any] = {
+        "name": component.name,
+        "layer": layer,
+        "page_bytes": rows * row_bytes + component.pads[is_dst],
+        "num_pages": side.num_pages[space] + layer % 2,
+        "space": space,
+        "memory": kvplan.Memory.DRAM if side.memories[space] == "DRAM" else kvplan.Memory.VRAM(tensor),
+        "heads": held,
+        "interleave": kvplan.Interleave(side.interleave, dcp) if interleaved else None,
+    }
+    if side.spell_out or tokens != min(side.pages.values()) * side.interleave:
+        fields["tokens"] = tokens
+    if side.spell_out or interleaved != (side.interleave > 1) or component.compression > 1 or component.own_rows:
+        fields["rows"] = rows
+    if component.opaque:
+        if side.spell_out or fields["page_bytes"] % rows == 0:
+            fields["row_bytes"] = 0
+    elif side.spell_out or component.pads[is_dst]:
+        fields["row_bytes"] = row_bytes
+    return fields
+
+
+def _placed(unplaced: list[dict[str, Any]], side: Side, number: int) -> list[kvplan.Region]:
+    """Addresses for the regions of one rank, none of which overlap."""
+    cursor = side.base + number * (1 << 16)
+    if side.packed:
+        pools: dict[str, list[dict[str, Any]]] = {}
+        for fields in unplaced:
+            pools.setdefault(fields["space"], []).append(fields)
+        for pool in pools.values():
+            stride = sum(fields["page_bytes"] for fields in pool) + side.gap
+            offset = 0
+            for fields in pool:
+                fields.update(base=cursor + offset, page_stride=stride)
+                offset += fields["page_bytes"]
+            cursor += stride * max(fields["num_pages"] for fields in pool) + side.apart
+    else:
+        for fields in unplaced:
+            stride = fields["page_bytes"] + side.gap
+            fields["base"] = cursor
+            if side.gap or side.spell_out:
+                fields["page_stride"] = stride
+            cursor += stride * fields["num_pages"] + side.apart
+    regions = [kvplan.Region(**fields) for fields in unplaced]
+    return regions[::-1] if side.reverse else regions
+
+
+# ---------------------------------------------------------------------------------------------------------- request
+
+
+COUNTS = st.sampled_from([1, 2, 3, 4, 5, 0])
+
+
+@st.composite
+def page_ids(draw: st.DrawFn, count: int, num_pages: int, unique: bool = True) -> list[int]:
+    """Ids as an allocator gives them: ascending from somewhere, in pieces, or anyhow."""
+    how = draw(st.sampled_from(["one run", "pieces", "anyhow"]))
+    if how == "one run":
+        first = draw(st.integers(0, num_pages - count))
+        return list(range(first, first + count))
+    if how == "pieces":
+        size = draw(st.integers(1, 3))
+        blocks = [list(range(i, min(i + size, num_pages))) for i in range(0, num_pages, size)]
+        return [page for block in draw(st.permutations(blocks)) for page in block][:count]
+    ids = st.integers(0, num_pages - 1)
+    return draw(st.lists(ids, min_size=count, max_size=count, unique=unique))
+
+
+def _alike(a: kvplan.Region, b: kvplan.Region) -> bool:
+    return (a.tokens, a.rows, a.interleave) == (b.tokens, b.rows, b.interleave)
+
+
+@st.composite
+def positions(draw: st.DrawFn, src: list[kvplan.Layout], dst: list[kvplan.Layout], named: list[str]) -> dict[str, int]:
+    """`src_start` and `dst_start` that suit every pair of regions addressed through the positional source list."""
+    ours, theirs = ([region for layout in side for region in layout.regions] for side in (src, dst))
+    pairs = [(a, b) for a in ours for b in theirs if (a.name, a.layer) == (b.name, b.layer) and b.space not in named]
+    step = math.lcm(*(r.tokens for pair in pairs for r in pair if r.interleave), 1)  # starts of interleaved lists
+    if draw(st.booleans()):
+        start = draw(st.integers(0, 5)) * step
+        return {"src_start": start} if start or draw(st.booleans()) else {}
+    apart = math.lcm(step, *(a.tokens if _alike(a, b) else a.compression for a, b in pairs))
+    dst_start = draw(st.integers(0, 3)) * step
+    return {"src_start": dst_start + draw(st.integers(0, 3)) * apart, "dst_start": dst_start}
+
+
+# ---------------------------------------------------------------------------------------------------------- cluster
+
+
+def splits(is_dst: bool, plain: bool) -> list[tuple[int, int, int]]:
+    """(pipeline stages, tensor-parallel ranks, ranks that interleave) of a side."""
+    if plain:
+        return [(1, 1, 1)] if is_dst else [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
+    if is_dst:
+        return [(1, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 1, 4), (1, 2, 2), (1, 1, 8)]
+    return [
+        (1, 1, 1),
+        (1, 2, 1),
+        (2, 1, 1),
+        (1, 4, 1),
+        (1, 1, 2),
+        (2, 2, 1),
+        (3, 1, 1),
+        (1, 2, 2),
+        (2, 1, 2),
+        (1, 1, 4),
+    ]
+
+
+@st.composite
+def sides(draw: st.DrawFn, is_dst: bool, spaces: list[str], largest: int, plain: bool) -> Side:
+    stages, tensor, interleave = draw(st.sampled_from(splits(is_dst, plain)))
+    return Side(
+        stages=stages,
+        tensor=tensor,
+        interleave=interleave,
+        pages={space: largest * draw(st.sampled_from([1, 2, 4])) for space in spaces},
+        num_pages={},
+        packed=draw(st.booleans()),
+        gap=draw(st.sampled_from([0, 0, 1, 8])),
+        apart=draw(st.sampled_from([0, 1, 64])),
+        base=draw(st.sampled_from(BASES)),
+        memories={space: draw(st.sampled_from(["VRAM", "DRAM"])) for space in ("device", "host", "state")},
+        spell_out=draw(st.booleans()),
+        reverse=draw(st.booleans()),
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
+    """A cluster. `plain`: no heads, no interleave, equal pages, no padding within a page; stages, spaces, positions,
+    strides, packed pools, drafts and memories as ever."""
+    spaces = draw(st.sampled_from([["device"], ["device", "host"]]))
+    by_heads = draw(st.booleans())
+    components = draw((head_components if by_heads else latent_components)(spaces, plain))
+    if not {c.space for c in components} >= set(spaces):
+        spaces = sorted({c.space for c in components})
+    largest = max(c.compression for c in components)
+    src = draw(sides(False, ["device"], largest, plain))
+    dst = draw(sides(True, spaces, largest, plain))
+    if plain:
+        dst.pages.update(dict.fromkeys(spaces, src.pages["device"]))
+
+    heads = max(c.heads for c in components)
+    full_copies = src.tensor == 1 or heads <= 1  # every source rank of a stage holds all of a region without heads
+    if full_copies and src.interleave == 1:
+        if draw(st.integers(0, 2)) == 0:
+            rows = draw(st.sampled_from([1, 1, 3]))
+            components.append(
+                Component("state", draw(LAYERS), head_bytes=draw(st.integers(1, 9)), space="state", own_rows=rows)
+            )
+        alike = [space for space in spaces if dst.interleave == 1 and dst.pages[space] == src.pages["device"] > 1]
+        if alike and draw(st.integers(0, 3)) == 0:
+            pad = draw(st.sampled_from([0, 1, 5]))
+            components.append(
+                Component("opaque", draw(LAYERS), space=draw(st.sampled_from(alike)), opaque=True, pads=(pad, pad))
+            )
+    drafts = draw(st.sampled_from([(), ("source",), ("destination",), ("source", "destination")]))
+    for which in drafts:
+        there = (which == "source", which == "destination")
+        components.append(Component(f"draft_{which}", draw(LAYERS), space=draw(st.sampled_from(spaces)), sides=there))
+    return draw(_requests(components, src, dst, spaces))
+
+
+@st.composite
+def _requests(draw: st.DrawFn, components: list[Component], src: Side, dst: Side, spaces: list[str]) -> Cluster:
+    """Page lists long enough, and pools large enough, for a cluster of these components."""
+    stateful = any(c.name == "state" for c in components)
+    by_name = [space for space in spaces if draw(st.integers(0, 5)) == 0]
+    for space in by_name:  # lists of its own on the source too, with pages of their own size
+        src.pages[space] = src.pages["device"]
+    named = by_name + ["state"] * stateful
+
+    # Sizes of pools are not known before the lists are, and layouts are needed for positions: build them twice.
+    sizes = dict.fromkeys([*src.pages, *dst.pages, "state"], 1)
+    src.num_pages.update(sizes)
+    dst.num_pages.update(sizes)
+    src_layouts, dst_layouts = layouts(components, src, False), layouts(components, dst, True)
+    where = draw(positions(src_layouts, dst_layouts, named))
+
+    src_counts: dict[str | None, int] = {}
+    dst_counts: dict[str, int] = {}
+    src_tokens, num_tokens = src.pages["device"] * src.interleave, None
+    if set(spaces) - set(by_name):
+        src_counts[None] = draw(COUNTS)
+        covered = sent = src_counts[None] * src_tokens
+        if covered and draw(st.booleans()):
+            num_tokens = sent = draw(st.integers(covered - src_tokens + 1, covered))
+    for space in spaces:
+        tokens = dst.pages[space] * dst.interleave
+        if space in by_name:
+            src_counts[space] = draw(COUNTS)
+            dst_counts[space] = -(-src_counts[space] * src_tokens // tokens)
+        else:
+            skipped = where["src_start"] - where["dst_start"] if "dst_start" in where else 0
+            dst_counts[space] = -(-(skipped + sent) // tokens)
+            if "dst_start" in where:
+                dst_counts[space] += draw(st.integers(0, 2))
+    if stateful:
+        src_counts["state"] = dst_counts["state"] = draw(COUNTS)
+    if num_tokens is not None:
+        where["num_tokens"] = num_tokens
+
+    repeats = draw(st.integers(0, 9)) == 0  # a source page sent to several places is allowed
+    src_pages, dst_pages = {}, {}
+    for space, count in src_counts.items():
+        pool = "device" if space is None else space
+        src.num_pages[pool] = max(src.num_pages[pool], count + draw(st.integers(1, 4)))
+    for space, count in dst_counts.items():
+        dst.num_pages[space] = count + draw(st.integers(1, 4))
+        dst_pages[space] = draw(page_ids(count, dst.num_pages[space]))
+    for space, count in src_counts.items():
+        pool = "device" if space is None else space
+        src_pages[space] = draw(page_ids(count, src.num_pages[pool], unique=not repeats))
+    return Cluster(
+        layouts(components, src, False),
+        layouts(components, dst, True),
+        src_pages,
+        dst_pages,
+        where,
+        {c.name: c.heads for c in components},
+        tuple(c.name for c in components if c.sides == (True, False)),
+    )

@@ -1,0 +1,42 @@
+"""The command line and the README's example."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from kvplan import cli, doctor
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_doctor_finds_what_is_needed(capsys):
+    assert cli.main(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("Python", "torch", "compiled extension", "Mooncake engine"):
+        assert any(line.startswith("ok") and name in line for line in lines), name
+
+
+def test_doctor_gives_a_fix_for_what_is_missing(capsys, monkeypatch):
+    def broken():
+        return doctor.Finding("torch", False, "No module named 'torch'", "pip install 'torch>=2.11'", needed=True)
+
+    monkeypatch.setattr(doctor, "CHECKS", (broken, doctor._module("NoSuch", "no_such_module_", (), "pip install it")))
+    assert cli.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "MISSING torch" in out and "fix: pip install 'torch>=2.11'" in out and "fix: pip install it" in out
+    assert cli.main(["doctor", "--json"]) == 1
+    assert [f["usable"] for f in json.loads(capsys.readouterr().out)] == [False, False]
+
+
+def test_help_is_enough(capsys):
+    for command in ("demo", "doctor"):
+        done = subprocess.run([sys.executable, "-m", "kvplan", command, "--help"], capture_output=True, text=True)
+        assert done.returncode == 0 and "--" in done.stdout
+
+
+def test_the_first_example_of_the_readme_runs():
+    text = (ROOT / "README.md").read_text()
+    example = re.search(r"## A first example\n\n```python\n(.*?)```", text, re.S).group(1)
+    exec(compile(example, "README.md", "exec"), {})
