@@ -6,7 +6,7 @@ from .errors import LayoutError, PairingError, PlanError, TransferError, Transfe
 from .layout import Heads, Interleave, Layout, Memory, Region
 from .models import deepseek_v4, mha, mla
 from .pairing import Pairing, pair
-from .plan import Plan, Segment
+from .plan import Plan, Request, Segment
 
 __version__ = "0.1.0"
 
@@ -21,6 +21,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "Region",
+    "Request",
     "Segment",
     "TransferError",
     "TransferTimeout",

@@ -23,6 +23,7 @@ _load()
 
 _plan = torch.ops.kvplan.plan.default
 _page_indices = torch.ops.kvplan.page_indices.default
+_check_pages = torch.ops.kvplan.check_pages.default
 _find_runs = torch.ops.kvplan.find_runs.default
 _expand = torch.ops.kvplan.expand.default
 _copy = torch.ops.kvplan.copy_.default
@@ -60,6 +61,20 @@ def page_indices(slots: torch.Tensor, page_size: int) -> tuple[torch.Tensor, tor
     if page_size < 1:
         raise ValueError(f"page_size is {page_size}; it must be at least 1")
     return _page_indices(slots, page_size)
+
+
+def check_pages(pages: torch.Tensor, limit: int, distinct: bool) -> torch.Tensor:
+    """The checks that `plan` makes of a list of page ids.
+
+    Args:
+        pages: int32 or int64 [P].
+        limit: ids must be 0 to limit - 1.
+        distinct: whether no id may be there twice, as on the destination.
+
+    Returns:
+        int64 [3]: status (Code in csrc/entry.h, 0 where all is well), position and value of the first bad id.
+    """
+    return _check_pages(pages, limit, distinct)
 
 
 def find_runs(src: torch.Tensor, dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,6 +135,11 @@ def _(tables, pages, windows):  # type: ignore[no-untyped-def]
 def _(slots, page_size):  # type: ignore[no-untyped-def]
     pages = (slots.shape[0] + page_size - 1) // page_size
     return slots.new_empty(pages, dtype=torch.int64), slots.new_empty(1, dtype=torch.int64)
+
+
+@torch.library.register_fake("kvplan::check_pages")
+def _(pages, limit, distinct):  # type: ignore[no-untyped-def]
+    return pages.new_empty(3, dtype=torch.int64)
 
 
 @torch.library.register_fake("kvplan::find_runs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -170,23 +170,34 @@ def _join_neighbours(slices: list[_Slice]) -> list[_Slice]:
     joined: list[tuple[int, _Slice]] = []
     for pieces in alike.values():
         pieces.sort(key=lambda piece: piece.src_base)
-        where, last = place[id(pieces[0])], pieces[0]
-        for piece in pieces[1:]:
-            nbytes = last.nbytes + piece.nbytes
-            touch = last.src_base + last.nbytes == piece.src_base and last.dst_base + last.nbytes == piece.dst_base
-            if touch and nbytes <= min(last.src_stride, last.dst_stride) and _many_pages(last) and _many_pages(piece):
-                where = min(where, place[id(piece)])
-                last = dataclasses.replace(last, nbytes=nbytes, regions=last.regions + piece.regions)
-            else:
-                joined.append((where, last))
-                where, last = place[id(piece)], piece
-        joined.append((where, last))
+        for neighbours in _chains(pieces):
+            nbytes = sum(piece.nbytes for piece in neighbours)
+            regions = tuple(itertools.chain.from_iterable(piece.regions for piece in neighbours))
+            where = min(place[id(piece)] for piece in neighbours)
+            joined.append((where, dataclasses.replace(neighbours[0], nbytes=nbytes, regions=regions)))
     return [piece for _, piece in sorted(joined, key=lambda item: item[0])]
 
 
-def _many_pages(piece: _Slice) -> bool:
-    # A buffer of one page has no stride that would show it to be part of a larger one.
-    return all(region.num_pages > 1 for regions in piece.regions for region in regions)
+def _chains(pieces: Sequence[_Slice]) -> Iterator[list[_Slice]]:
+    """Cuts slices, sorted by source and of equal strides, into longest chains that touch on both sides."""
+    chain: list[_Slice] = []
+    src = dst = 0  # where the next piece would touch
+    for piece in pieces:
+        if chain and (piece.src_base, piece.dst_base) == (src, dst) and _one_buffer(chain[0], piece):
+            chain.append(piece)
+        else:
+            if chain:
+                yield chain
+            chain = [piece]
+        src, dst = piece.src_base + piece.nbytes, piece.dst_base + piece.nbytes
+    if chain:
+        yield chain
+
+
+def _one_buffer(first: _Slice, last: _Slice) -> bool:
+    """Whether both lie within one stride of buffers that show a stride, which a buffer of one page does not."""
+    within = last.src_base + last.nbytes - first.src_base <= min(first.src_stride, first.dst_stride)
+    return within and all(region.num_pages > 1 for piece in (first, last) for region in piece.regions[0])
 
 
 def _flat(rows: Iterable[Sequence[int]]) -> Iterable[int]:
@@ -286,3 +297,18 @@ class Pairing:
             PlanError: the request cannot be planned whole. Names region, space, position and value.
         """
         return _plan.make(self, src_pages, dst_pages, src_start, dst_start, num_tokens)
+
+    def plan_batch(self, requests: Iterable[_plan.Request]) -> _plan.Plan:
+        """One plan for many requests (or chunks) to this peer, in one op call.
+
+        Args:
+            requests: `kvplan.Request`s, whose fields are the arguments of `plan`. No two may write one page.
+
+        Returns:
+            Plan: by segment, then request, then entry, then position; `Plan.offsets` says where each request lies, and
+            `Plan.request(k)` gives the k-th as a plan of its own.
+
+        Raises:
+            PlanError: as `plan`, with the number of the request.
+        """
+        return _plan.make_batch(self, requests)

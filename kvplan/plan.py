@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from . import ops
 from .errors import PlanError
 from .layout import Layout, Memory
+from .refusal import refusal
 
 if TYPE_CHECKING:
     from .pairing import Pairing
@@ -30,6 +31,17 @@ class Segment:
         return self.stop - self.start
 
 
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Arguments of `Pairing.plan` for one request of a batch; see there."""
+
+    src_pages: Any
+    dst_pages: Any
+    src_start: int = 0
+    dst_start: int | None = None
+    num_tokens: int | None = None
+
+
 class Plan:
     """Which bytes go where: `table`, torch int64 [3, N], rows src address, dst address, nbytes.
 
@@ -40,6 +52,8 @@ class Plan:
         table: int64 [3, N], on the CPU.
         segments: cut the N descriptors, in order and without gaps.
         src_layout, dst_layout: the layouts the addresses belong to, where known; engines check against them.
+        offsets: for each segment, where the descriptors of each request begin, and where the last one's end: a list of
+            requests + 1 numbers a segment. Default: one request.
     """
 
     def __init__(
@@ -48,11 +62,13 @@ class Plan:
         segments: Sequence[Segment],
         src_layout: Layout | None = None,
         dst_layout: Layout | None = None,
+        offsets: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self.table = table
         self.segments = tuple(segments)
         self.src_layout = src_layout
         self.dst_layout = dst_layout
+        self.offsets = offsets if offsets is not None else [[s.start, s.stop] for s in self.segments]
 
     def __len__(self) -> int:
         return self.table.shape[1]
@@ -86,6 +102,20 @@ class Plan:
         src, dst, nbytes = self.table.numpy().view(np.uint64)
         return src.tolist(), dst.tolist(), nbytes.tolist()
 
+    def request(self, number: int) -> Plan:
+        """The descriptors of one request of a batch, a plan of their own (a view where there is one segment)."""
+        if not 0 <= number < max(map(len, self.offsets), default=1) - 1:
+            raise IndexError(f"request {number} is not in this plan")
+        parts, segments, at = [], [], 0
+        for segment, cuts in zip(self.segments, self.offsets, strict=True):
+            start, stop = cuts[number], cuts[number + 1]
+            if stop > start:
+                parts.append(self.table[:, start:stop])
+                segments.append(dataclasses.replace(segment, start=at, stop=at + stop - start))
+                at += stop - start
+        table = parts[0] if len(parts) == 1 else torch.cat([self.table[:, :0], *parts], dim=1)
+        return Plan(table, segments, self.src_layout, self.dst_layout)
+
     def chunks(self, max_descriptors: int) -> Iterator[Plan]:
         """Cuts of at most `max_descriptors`, each within one segment, in order; views, no copies."""
         if max_descriptors < 1:
@@ -101,18 +131,27 @@ def make(
     pairing: Pairing, src_pages: Any, dst_pages: Any, src_start: int, dst_start: int | None, num_tokens: int | None
 ) -> Plan:
     """`Pairing.plan`: see there."""
-    request = Request(pairing)
-    request.add(src_pages, dst_pages, src_start, dst_start, num_tokens)
-    table, cuts = request.plan()
-    segments = [
-        Segment(src, dst, start, stop)
-        for (src, dst), start, stop in zip(pairing.segment_memories, cuts, cuts[1:], strict=False)
-        if stop > start
-    ]
-    return Plan(table, segments, pairing.src, pairing.dst)
+    gather = Gather(pairing)
+    gather.add(src_pages, dst_pages, src_start, dst_start, num_tokens)
+    return gather.plan(1)
 
 
-class Request:
+def make_batch(pairing: Pairing, requests: Iterable[Request]) -> Plan:
+    """`Pairing.plan_batch`: see there."""
+    gather = Gather(pairing)
+    count = 0
+    for request in requests:
+        if not isinstance(request, Request):
+            raise TypeError(f"request {count} of the batch is a {type(request).__name__}, not a kvplan.Request")
+        try:
+            gather.add(request.src_pages, request.dst_pages, request.src_start, request.dst_start, request.num_tokens)
+        except PlanError as error:
+            raise PlanError(f"request {count}: {error}") from None
+        count += 1
+    return gather.plan(count)
+
+
+class Gather:
     """The page lists and windows of requests to one peer, gathered for one op call."""
 
     def __init__(self, pairing: Pairing) -> None:
@@ -159,14 +198,24 @@ class Request:
         self.size += count
         return offset, count
 
-    def plan(self) -> tuple[torch.Tensor, list[int]]:
-        """The table of descriptors and its offsets [segments * requests + 1]; PlanError for a refused request."""
+    def plan(self, requests: int) -> Plan:
+        """The plan of all `requests` gathered; PlanError for one that is refused."""
+        pairing = self.pairing
         pages = np.concatenate(self.lists) if self.lists else _NO_PAGES
-        table, info = ops.plan(self.pairing.tables, torch.from_numpy(pages), self.windows)
+        table, info = ops.plan(pairing.tables, torch.from_numpy(pages), self.windows)
         facts = info.tolist()
         if facts[0]:
-            raise _refusal(self.pairing, facts, pages, self.windows)
-        return table, facts[5:]
+            error = refusal(pairing, facts, pages, self.windows)
+            raise error if requests == 1 else PlanError(f"request {facts[1]}: {error}")
+        segments, offsets = [], []
+        at = 5
+        for src, dst in pairing.segment_memories:
+            cuts = facts[at : at + requests + 1] if self.windows else [0] * (requests + 1)
+            at += requests
+            if cuts[-1] > cuts[0]:
+                segments.append(Segment(src, dst, cuts[0], cuts[-1]))
+                offsets.append(cuts)
+        return Plan(table, segments, pairing.src, pairing.dst, offsets)
 
 
 _NO_PAGES = np.empty(0, np.int64)
@@ -247,57 +296,3 @@ def _from_sequence(pages: Any, what: str) -> np.ndarray:
     except (ValueError, OverflowError) as error:
         raise PlanError(f"{what} is no list of page ids: {error}") from None
     return _NO_PAGES if array.size == 0 and array.ndim == 1 else array
-
-
-def _refusal(pairing: Pairing, facts: list[int], pages: np.ndarray, windows: list[int]) -> PlanError:
-    """The error for a status (Code in csrc/entry.h), in words."""
-    code, request, space, position, value = facts[:5]
-    if code == 11:
-        return PlanError(f"arithmetic passes 64 bits (table row {position})")
-    at = 7 * (request * len(pairing.space_names) + space)
-    _, _, dst_offset, dst_count, src_start, dst_start, num_tokens = windows[at : at + 7]
-    name = pairing.space_names[space]
-    source, destination = pairing.narrowest[space]
-    src_tokens, dst_tokens = source.tokens, destination.tokens
-    where = f"space {name!r}"
-    if code == 1:
-        return PlanError(
-            f"{where}: source page id {value} at position {position} is out of range: {source} has pages 0 to "
-            f"{source.num_pages - 1}"
-        )
-    if code == 2:
-        return PlanError(
-            f"{where}: destination page id {value} at position {position} is out of range: {destination} has pages "
-            f"0 to {destination.num_pages - 1}"
-        )
-    if code == 3:
-        first = pages[dst_offset : dst_offset + dst_count].tolist().index(value)
-        return PlanError(
-            f"{where}: destination page {value} is given twice, at positions {first} and {position}; {destination} "
-            f"would be overwritten"
-        )
-    if code == 4:
-        return PlanError(
-            f"{where}: length of the source list is {position} pages, but {num_tokens} tokens take {value} pages of "
-            f"{src_tokens} tokens ({source})"
-        )
-    if code in (5, 6):
-        exact = "exactly" if code == 5 else "at least"
-        given = f"from token {dst_start}" if code == 6 else "without dst_start"
-        return PlanError(
-            f"{where}: length of the destination list is {position} pages, but what the source list sends takes "
-            f"{exact} {value} pages of {dst_tokens} tokens {given} ({destination})"
-        )
-    if code == 7:
-        return PlanError(f"{where}: dst_start {dst_start} lies behind src_start {src_start}: {destination}")
-    if code == 8:
-        return PlanError(
-            f"{where}: src_start {src_start} and dst_start {dst_start} must differ by a multiple of {value} tokens, "
-            f"the least that moves as one ({source})"
-        )
-    side, start, region = ("src", src_start, source) if code == 9 else ("dst", dst_start, destination)
-    start = src_start if start < 0 else start
-    return PlanError(
-        f"{where}: {side}_start {start} must be a multiple of {value} tokens, the virtual page of {region}, whose rows "
-        f"are interleaved"
-    )

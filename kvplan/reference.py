@@ -55,9 +55,8 @@ def descriptors(
     """The descriptors of the same plan, as `(src_addr, dst_addr, nbytes)`, in the order every backend must give.
 
     By segment (pairs of source and destination memory, in order of first appearance), then entry in the order of the
-    source layout, then position. Whatever follows at once, within an entry and on both sides of memory, is one
-    descriptor: that is the rule for whole pages, and for rows of pages whose stride is a multiple of a row. Where it
-    is not (padding behind the rows), a backend may leave rows apart; `joined` makes two such lists comparable.
+    source layout, then position. What continues the last, within an entry and on both sides of memory, is one
+    descriptor with it: whole pages, and rows that lie side by side.
 
     `entries` names regions, by (name, layer), that are moved as one because they lie side by side in each page. Every
     other pair is an entry of its own.
@@ -75,11 +74,11 @@ def descriptors(
         src, dst = members[0][0].src.memory, members[0][0].dst.memory
         segment = segments.setdefault((src.kind, src.device, dst.kind, dst.device), [])
         by_position = zip(*(moves for _, moves in members), strict=True)
-        segment.extend(joined(move for position in by_position for move in position))
+        segment.extend(_joined(move for position in by_position for move in position))
     return [descriptor for segment in segments.values() for descriptor in segment]
 
 
-def joined(descriptors: Iterable[Triple]) -> list[Triple]:
+def _joined(descriptors: Iterable[Triple]) -> list[Triple]:
     """The same `(src_addr, dst_addr, nbytes)` in the same order, one that continues the last merged into it."""
     merged: list[Triple] = []
     for src, dst, nbytes in descriptors:

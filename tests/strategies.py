@@ -65,6 +65,10 @@ class Side:
     spell_out: bool  # give Region its fields also where they are the defaults
     reverse: bool  # regions in descending order
 
+    def tokens(self, space: str) -> int:
+        """Tokens that one page of a list for this space covers, over all ranks that interleave."""
+        return self.pages.get(space, self.pages.get("device", 0)) * self.interleave
+
 
 @dataclass
 class Cluster:
@@ -109,6 +113,7 @@ class Cluster:
 # ------------------------------------------------------------------------------------------------------- components
 
 LAYERS = st.lists(st.integers(0, 6), min_size=1, max_size=3, unique=True).map(lambda layers: tuple(sorted(layers)))
+COUNTS = st.sampled_from([1, 2, 3, 4, 5, 0])
 PADS = st.sampled_from([(0, 0), (0, 0), (3, 3), (0, 5), (4, 0), (2, 6)])
 
 
@@ -174,7 +179,7 @@ def _fields(component: Component, layer: int, side: Side, is_dst: bool, tensor: 
     """The fields of one region but for its base and stride."""
     space = component.space if is_dst or component.own_rows or component.space in side.pages else "device"
     interleaved = side.interleave > 1 and not component.own_rows and not (is_dst and component.whole_rows)
-    tokens = component.own_rows or side.pages[space] * side.interleave
+    tokens = component.own_rows or side.tokens(space)
     rows = tokens // component.compression // (side.interleave if interleaved else 1)
     held = None
     if component.heads:
@@ -233,9 +238,6 @@ def _placed(unplaced: list[dict[str, Any]], side: Side, number: int) -> list[kvp
 # ---------------------------------------------------------------------------------------------------------- request
 
 
-COUNTS = st.sampled_from([1, 2, 3, 4, 5, 0])
-
-
 @st.composite
 def page_ids(draw: st.DrawFn, count: int, num_pages: int, unique: bool = True) -> list[int]:
     """Ids as an allocator gives them: ascending from somewhere, in pieces, or anyhow."""
@@ -274,22 +276,11 @@ def positions(draw: st.DrawFn, src: list[kvplan.Layout], dst: list[kvplan.Layout
 
 def splits(is_dst: bool, plain: bool) -> list[tuple[int, int, int]]:
     """(pipeline stages, tensor-parallel ranks, ranks that interleave) of a side."""
+    stages = [(1, 1, 1)] if is_dst else [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
     if plain:
-        return [(1, 1, 1)] if is_dst else [(1, 1, 1), (2, 1, 1), (3, 1, 1)]
-    if is_dst:
-        return [(1, 1, 1), (1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 1, 4), (1, 2, 2), (1, 1, 8)]
-    return [
-        (1, 1, 1),
-        (1, 2, 1),
-        (2, 1, 1),
-        (1, 4, 1),
-        (1, 1, 2),
-        (2, 2, 1),
-        (3, 1, 1),
-        (1, 2, 2),
-        (2, 1, 2),
-        (1, 1, 4),
-    ]
+        return stages
+    ranks = [(1, 2, 1), (1, 1, 2), (1, 4, 1), (1, 1, 4), (1, 2, 2)]
+    return stages + ranks + ([(1, 1, 8)] if is_dst else [(2, 2, 1), (2, 1, 2)])
 
 
 @st.composite
@@ -326,6 +317,11 @@ def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
     if plain:
         dst.pages.update(dict.fromkeys(spaces, src.pages["device"]))
 
+    by_name = [space for space in spaces if draw(st.integers(0, 5)) == 0]  # with source lists of their own
+    for space in by_name:
+        own = src.pages["device"] if plain or space == "device" else largest * draw(st.sampled_from([1, 2, 4]))
+        src.pages[space] = own
+
     heads = max(c.heads for c in components)
     full_copies = src.tensor == 1 or heads <= 1  # every source rank of a stage holds all of a region without heads
     if full_copies and src.interleave == 1:
@@ -334,7 +330,7 @@ def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
             components.append(
                 Component("state", draw(LAYERS), head_bytes=draw(st.integers(1, 9)), space="state", own_rows=rows)
             )
-        alike = [space for space in spaces if dst.interleave == 1 and dst.pages[space] == src.pages["device"] > 1]
+        alike = [space for space in spaces if dst.interleave == 1 and dst.pages[space] == src.tokens(space) > 1]
         if alike and draw(st.integers(0, 3)) == 0:
             pad = draw(st.sampled_from([0, 1, 5]))
             components.append(
@@ -344,16 +340,15 @@ def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
     for which in drafts:
         there = (which == "source", which == "destination")
         components.append(Component(f"draft_{which}", draw(LAYERS), space=draw(st.sampled_from(spaces)), sides=there))
-    return draw(_requests(components, src, dst, spaces))
+    return draw(_requests(components, src, dst, spaces, by_name))
 
 
 @st.composite
-def _requests(draw: st.DrawFn, components: list[Component], src: Side, dst: Side, spaces: list[str]) -> Cluster:
+def _requests(
+    draw: st.DrawFn, components: list[Component], src: Side, dst: Side, spaces: list[str], by_name: list[str]
+) -> Cluster:
     """Page lists long enough, and pools large enough, for a cluster of these components."""
     stateful = any(c.name == "state" for c in components)
-    by_name = [space for space in spaces if draw(st.integers(0, 5)) == 0]
-    for space in by_name:  # lists of its own on the source too, with pages of their own size
-        src.pages[space] = src.pages["device"]
     named = by_name + ["state"] * stateful
 
     # Sizes of pools are not known before the lists are, and layouts are needed for positions: build them twice.
@@ -365,26 +360,22 @@ def _requests(draw: st.DrawFn, components: list[Component], src: Side, dst: Side
 
     src_counts: dict[str | None, int] = {}
     dst_counts: dict[str, int] = {}
-    src_tokens, num_tokens = src.pages["device"] * src.interleave, None
+    skipped = where["src_start"] - where["dst_start"] if "dst_start" in where else 0
     if set(spaces) - set(by_name):
         src_counts[None] = draw(COUNTS)
-        covered = sent = src_counts[None] * src_tokens
-        if covered and draw(st.booleans()):
-            num_tokens = sent = draw(st.integers(covered - src_tokens + 1, covered))
+        sent = src_counts[None] * src.tokens("device")
+        if sent and draw(st.booleans()):
+            where["num_tokens"] = sent = draw(st.integers(sent - src.tokens("device") + 1, sent))
     for space in spaces:
-        tokens = dst.pages[space] * dst.interleave
         if space in by_name:
             src_counts[space] = draw(COUNTS)
-            dst_counts[space] = -(-src_counts[space] * src_tokens // tokens)
+            dst_counts[space] = -(-src_counts[space] * src.tokens(space) // dst.tokens(space))
         else:
-            skipped = where["src_start"] - where["dst_start"] if "dst_start" in where else 0
-            dst_counts[space] = -(-(skipped + sent) // tokens)
+            dst_counts[space] = -(-(skipped + sent) // dst.tokens(space))
             if "dst_start" in where:
                 dst_counts[space] += draw(st.integers(0, 2))
     if stateful:
         src_counts["state"] = dst_counts["state"] = draw(COUNTS)
-    if num_tokens is not None:
-        where["num_tokens"] = num_tokens
 
     repeats = draw(st.integers(0, 9)) == 0  # a source page sent to several places is allowed
     src_pages, dst_pages = {}, {}

@@ -1,5 +1,6 @@
 // Token slots -> page ids, and the checks on page ids.
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "clones.h"
@@ -55,32 +56,46 @@ namespace {
 
 constexpr int64_t kBitmapPages = int64_t{1} << 22;  // 512 KiB of bits
 
-template <class Id>
-Status check_distinct_sorted(const Id* ids, int64_t n) {
-  std::vector<Id> sorted(ids, ids + n);
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end()) return {};
-  // Refused anyway, so time matters no more: the first place whose id came before.
-  for (int64_t i = 1; i < n; ++i)
-    if (std::find(ids, ids + i, ids[i]) != ids + i) return {Code::kDstTwice, 0, 0, i, static_cast<int64_t>(ids[i])};
+template <class Body>
+Status for_each_id(const std::vector<PageList>& lists, Body body) {
+  for (size_t request = 0; request < lists.size(); ++request) {
+    const PageList& list = lists[request];
+    const int64_t place = with_ids(list, [&](const auto* ids) {
+      for (int64_t i = 0; i < list.size; ++i)
+        if (!body(static_cast<int64_t>(ids[i]))) return i;
+      return int64_t{-1};
+    });
+    if (place >= 0) {
+      const int64_t id = with_ids(list, [&](const auto* ids) { return static_cast<int64_t>(ids[place]); });
+      return {Code::kDstTwice, static_cast<int64_t>(request), 0, place, id};
+    }
+  }
   return {};
 }
 
 }  // namespace
 
-Status check_distinct(const PageList& pages, int64_t limit) {
-  return with_ids(pages, [&](const auto* ids) -> Status {
-    // A bitmap costs its clearing; for few ids in a large pool sorting is less.
-    if (limit > kBitmapPages || limit / 64 > 64 * pages.size) return check_distinct_sorted(ids, pages.size);
+Status check_distinct(const std::vector<PageList>& lists, int64_t limit) {
+  int64_t total = 0;
+  for (const PageList& list : lists) total += list.size;
+  // A bitmap costs its clearing; for few ids in a large pool sorting is less.
+  if (limit <= kBitmapPages && limit / 64 <= 64 * total) {
     std::vector<uint64_t> seen(static_cast<size_t>(ceil_div(limit, 64)), 0);
-    for (int64_t i = 0; i < pages.size; ++i) {
-      const uint64_t id = static_cast<uint64_t>(ids[i]);
+    return for_each_id(lists, [&](int64_t id) {
       const uint64_t bit = uint64_t{1} << (id % 64);
-      if (seen[id / 64] & bit) return {Code::kDstTwice, 0, 0, i, static_cast<int64_t>(id)};
+      const bool fresh = (seen[id / 64] & bit) == 0;
       seen[id / 64] |= bit;
-    }
-    return {};
-  });
+      return fresh;
+    });
+  }
+  std::vector<int64_t> ids;
+  ids.reserve(static_cast<size_t>(total));
+  for_each_id(lists, [&](int64_t id) { return ids.push_back(id), true; });
+  std::sort(ids.begin(), ids.end());
+  if (std::adjacent_find(ids.begin(), ids.end()) == ids.end()) return {};
+  // Refused, so time matters less now: which one comes first in order of the lists?
+  std::set<int64_t> seen;
+  return for_each_id(lists, [&](int64_t id) { return seen.insert(id).second; });
 }
 
 }  // namespace kvplan::cpu

@@ -19,17 +19,23 @@ Status Planner::prepare_entries() {
   return {};
 }
 
-Status Planner::prepare_space(int64_t request, int64_t number) {
+Status Planner::prepare_space(int64_t number) {
   const Space& space = job_.spaces[number];
-  const Window& window = job_.windows[request * job_.size.num_spaces + number];
-  Status status = check_lengths(space, window);
-  if (status.code != Code::kOk) return status;
-  status = check_range(job_.pages.part(window.src_offset, window.src_pages), space.src_limit, Code::kSrcRange);
-  if (status.code != Code::kOk) return status;
-  const PageList dst = job_.pages.part(window.dst_offset, window.dst_pages);
-  status = check_range(dst, space.dst_limit, Code::kDstRange);
-  if (status.code != Code::kOk) return status;
-  return check_distinct(dst, space.dst_limit);
+  std::vector<PageList> targets;  // of all requests: two must not write one page either
+  for (int64_t request = 0; request < job_.requests; ++request) {
+    const Window& window = job_.windows[request * job_.size.num_spaces + number];
+    const PageList src = job_.pages.part(window.src_offset, window.src_pages);
+    const PageList dst = job_.pages.part(window.dst_offset, window.dst_pages);
+    Status status = check_lengths(space, window);
+    if (status.code == Code::kOk) status = check_range(src, space.src_limit, Code::kSrcRange);
+    if (status.code == Code::kOk) status = check_range(dst, space.dst_limit, Code::kDstRange);
+    if (status.code != Code::kOk) {
+      status.request = request;
+      return status;
+    }
+    targets.push_back(dst);
+  }
+  return check_distinct(targets, space.dst_limit);
 }
 
 Status Planner::prepare_group(int64_t request, int64_t number) {
@@ -46,22 +52,18 @@ Status Planner::prepare_group(int64_t request, int64_t number) {
 Status Planner::prepare() {
   const Status status = prepare_entries();
   if (status.code != Code::kOk) return status;
-  const auto named = [](Status status, int64_t request, int64_t space) {
-    status.request = request;
-    status.space = space;
-    return status;
-  };
-  for (int64_t request = 0; request < job_.requests; ++request) {
-    for (int64_t space = 0; space < job_.size.num_spaces; ++space) {
-      const Status status = prepare_space(request, space);
-      if (status.code != Code::kOk) return named(status, request, space);
-    }
+  for (int64_t space = 0; space < job_.size.num_spaces; ++space) {
+    Status bad = prepare_space(space);
+    bad.space = space;
+    if (bad.code != Code::kOk) return bad;
   }
   runs_.reserve(static_cast<size_t>(job_.requests * job_.size.num_groups));
   for (int64_t request = 0; request < job_.requests; ++request) {
     for (int64_t group = 0; group < job_.size.num_groups; ++group) {
-      const Status status = prepare_group(request, group);
-      if (status.code != Code::kOk) return named(status, request, job_.groups[group].space);
+      Status bad = prepare_group(request, group);
+      bad.request = request;
+      bad.space = job_.groups[group].space;
+      if (bad.code != Code::kOk) return bad;
     }
   }
   offsets_.reserve(static_cast<size_t>(job_.size.num_segments * job_.requests + 1));

@@ -86,8 +86,9 @@ int64_t page_indices(const PageList& slots, int64_t page_size, int64_t* pages);
 // kSrcRange / kDstRange for the first id outside [0, limit).
 Status check_range(const PageList& pages, int64_t limit, Code code);
 
-// kDstTwice for the first id seen before. All ids are in [0, limit). Extra memory: 512 KiB, or 8 bytes an id.
-Status check_distinct(const PageList& pages, int64_t limit);
+// kDstTwice for the first id seen before, in the same list or an earlier one; `request` is the list's number. All ids are
+// in [0, limit). Extra memory: 512 KiB, or 8 bytes an id.
+Status check_distinct(const std::vector<PageList>& lists, int64_t limit);
 
 // runs.cpp ------------------------------------------------------------------------------------------------------------
 
@@ -138,7 +139,7 @@ class Planner {
 
  private:
   Status prepare_entries();
-  Status prepare_space(int64_t request, int64_t space);
+  Status prepare_space(int64_t space);
   Status prepare_group(int64_t request, int64_t group);
   const Runs& runs_of(int64_t request, const Entry& entry) const;
   int64_t count_of(int64_t request, const Entry& entry) const;

@@ -1,0 +1,129 @@
+"""The check that stands before every engine: each descriptor lies inside memory that is registered, on both sides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import LayoutError, PlanError
+
+if TYPE_CHECKING:
+    from ..layout import Layout, Memory, Region
+    from ..plan import Plan
+
+_ROW = 64  # neighbouring descriptors that are tried as one
+_ROWS = 256  # rows whose descriptors are looked at one by one in one go: few enough to stay in the cache
+
+
+class Spans:
+    """The memory that may be touched on one side, sorted, so that many addresses are checked at once."""
+
+    def __init__(self, layouts: Iterable[Layout]) -> None:
+        self.layouts = tuple(layouts)
+        self.all: set[tuple[Memory, int, int]] = {span for layout in self.layouts for span in layout.memory_spans()}
+        by_memory: dict[Memory, list[tuple[int, int]]] = {}
+        for memory, base, nbytes in self.all:
+            by_memory.setdefault(memory, []).append((base, nbytes))
+        # memory -> uint64 [2, S]: bases, ascending, and sizes in bytes
+        self._tables = {m: np.array(sorted(spans), dtype=np.uint64).T.copy() for m, spans in by_memory.items()}
+
+    def first_outside(self, memory: Memory, addresses: np.ndarray, nbytes: np.ndarray) -> int:
+        """Number of the first of N ranges (uint64 [N] each) that is empty or in no single span of `memory`; else -1.
+
+        Neighbours in a plan mostly lie in one span, so the least and the greatest address settle most rows of _ROW;
+        only the others are looked at one by one.
+        """
+        if memory not in self._tables:
+            return 0 if len(addresses) else -1
+        whole = len(addresses) // _ROW * _ROW
+        rows, sizes = addresses[:whole].reshape(-1, _ROW), nbytes[:whole].reshape(-1, _ROW)
+        least = rows.min(axis=1)
+        bases, room = self._span_of(memory, least)
+        unsettled = (least - bases >= room) | (sizes.min(axis=1) == 0)
+        unsettled |= _beyond(rows.max(axis=1) - bases, sizes.max(axis=1), room)
+        numbers = np.flatnonzero(unsettled)
+        for start in range(0, len(numbers), _ROWS):
+            part = numbers[start : start + _ROWS]
+            bad = self._outside(memory, rows[part], sizes[part])
+            if bad.any():
+                row, column = divmod(int(bad.argmax()), _ROW)
+                return int(part[row]) * _ROW + column
+        bad = self._outside(memory, addresses[whole:], nbytes[whole:])
+        return whole + int(bad.argmax()) if bad.any() else -1
+
+    def _outside(self, memory: Memory, addresses: np.ndarray, nbytes: np.ndarray) -> np.ndarray:
+        bases, room = self._span_of(memory, addresses)
+        return _beyond(addresses - bases, nbytes, room)
+
+    def _span_of(self, memory: Memory, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(base, size) of the last span that begins at or before each address.
+
+        An address below the first span gets the last one: there the offset wraps to more than any size.
+        """
+        bases, sizes = self._tables[memory]
+        number = bases.searchsorted(addresses, side="right") - 1
+        return bases[number], sizes[number]
+
+    def nearest(self, address: int) -> Region | None:
+        """The region that holds `address`, else the nearest."""
+        regions = [region for layout in self.layouts for region in layout.regions]
+        return min(regions, key=lambda r: max(r.base - address, address - (r.base + r.span_bytes - 1), 0), default=None)
+
+
+def _beyond(offset: np.ndarray, nbytes: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Where [offset, offset + nbytes) is empty or not within [0, room); nothing here can overflow unseen."""
+    return (offset >= room) | (nbytes - np.uint64(1) >= room - offset)
+
+
+def check(plan: Plan, source: Spans, destination: Spans) -> None:
+    """Refuse a plan that has an empty descriptor, or one that is not within one span of the right memory on both sides.
+
+    Raises:
+        PlanError: names the first such descriptor, its address and length, and the nearest region.
+    """
+    table = plan.table.numpy().view(np.uint64)
+    covered = 0
+    for segment in plan.segments:
+        if segment.start != covered:
+            raise PlanError(f"segments leave out descriptors {covered} to {segment.start - 1}")
+        covered = segment.stop
+        nbytes = table[2, segment.start : segment.stop]
+        for row, what, spans, memory in (
+            (0, "source", source, segment.src_memory),
+            (1, "destination", destination, segment.dst_memory),
+        ):
+            bad = spans.first_outside(memory, table[row, segment.start : segment.stop], nbytes)
+            if bad >= 0:
+                number = segment.start + bad
+                raise _refusal(number, what, memory, int(table[row, number]), int(table[2, number]), spans)
+    if covered != len(plan):
+        raise PlanError(f"segments end at descriptor {covered} of {len(plan)}")
+
+
+def _refusal(number: int, what: str, memory: Memory, address: int, nbytes: int, spans: Spans) -> PlanError:
+    if nbytes == 0:
+        return PlanError(f"descriptor {number}: length 0 ({what} {address:#x}); engines crash on it or ignore it")
+    where = "registered with this engine" if what == "source" else "declared by the peer"
+    near = spans.nearest(address)
+    if near is None:
+        rest = f"nothing is {where}"
+    else:
+        rest = f"the nearest is {near}, {near.memory} {near.base:#x} to {near.base + near.span_bytes:#x}"
+    return PlanError(
+        f"descriptor {number}: {what} {address:#x}, {nbytes} bytes of {memory}, does not lie within one region "
+        f"{where}: {rest}"
+    )
+
+
+def check_no_partial_overlap(spans: Spans) -> None:
+    """Refuse spans of several layouts that share memory without being equal: no engine registers a byte twice."""
+    ordered = sorted(spans.all, key=lambda s: (s[0].kind, s[0].device, s[1]))
+    for (memory, base, nbytes), (other, next_base, _) in itertools.pairwise(ordered):
+        if memory == other and next_base < base + nbytes:
+            raise LayoutError(
+                f"{memory} {next_base:#x} overlaps a part of {base:#x} to {base + nbytes:#x}, registered before; "
+                f"register one layout that holds both"
+            )

@@ -1,0 +1,121 @@
+"""Mooncake's transfer engine, in peer-to-peer mode (no metadata server)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .base import Engine
+from .check import Spans
+
+if TYPE_CHECKING:
+    from ..layout import Memory
+    from ..plan import Plan
+
+# Over TCP Mooncake 0.3.13 queues 1024 descriptors a peer and lets 1024 more wait; any beyond fail, and with them the
+# path to that peer, for seconds or for good.
+_TCP_LIMIT = 1024
+
+_INSTALL = (
+    "pip install 'kvplan[mooncake]' (CUDA 12), 'kvplan[mooncake-cuda13]' (CUDA 13) or 'kvplan[mooncake-cpu]' (no GPU)"
+)
+
+
+class MooncakeEngine(Engine):
+    """Carries plans with `mooncake.engine.TransferEngine`.
+
+    Its calls keep a core busy while they wait, so there are at most two at a time for one peer.
+
+    Args:
+        hostname: address of this machine that peers can reach, without a port. (The engine itself listens on all
+            addresses.)
+        protocol: "tcp", "rdma", or what else the installed build knows.
+        device: names of RDMA devices, separated by commas; "" lets the engine choose.
+        max_in_flight: descriptors with the engine at once for one peer. Over TCP at most 1024; on RDMA more may be
+            faster.
+
+    Raises:
+        ImportError: the package, or a library that it needs, is missing; the message says what to install.
+        RuntimeError: the engine did not initialize.
+        ValueError: max_in_flight is out of range.
+    """
+
+    # After it has reported failure the engine goes on with what it had queued: measured, 0.1 to 2 s; to a peer that
+    # hangs, seconds after that peer is back, and with whatever bytes the source pages hold by then.
+    _settle_s = 2.0
+    _unsettled = (
+        "Mooncake may still be reading and writing its pages: for about 2 s after the call has ended (see done()) and, "
+        "if the peer hangs, until 2 s after it is back. Before that neither reuse nor free them, on either side; "
+        "ending the peer's process also settles it."
+    )
+
+    def __init__(
+        self, hostname: str = "127.0.0.1", protocol: str = "tcp", device: str = "", *, max_in_flight: int = _TCP_LIMIT
+    ) -> None:
+        super().__init__(max_in_flight=max_in_flight)
+        if protocol == "tcp" and max_in_flight > _TCP_LIMIT:
+            raise ValueError(f"max_in_flight is {max_in_flight}; over TCP Mooncake fails with more than {_TCP_LIMIT}")
+        engine = _transfer_engine()
+        code = engine.initialize(hostname, "P2PHANDSHAKE", protocol, device)
+        if code != 0:
+            raise RuntimeError(f"Mooncake did not initialize ({hostname=}, {protocol=}, {device=}): it returned {code}")
+        if protocol == "rdma" and not _has_rdma(engine):
+            raise RuntimeError(
+                f"Mooncake found no RDMA device ({device=}) and would quietly use TCP: say protocol='tcp'"
+            )
+        host = f"[{hostname}]" if ":" in hostname and not hostname.startswith("[") else hostname
+        self.session = f"{host}:{engine.get_rpc_port()}"
+        self._engine: Any = engine  # only ever used between initialize and close: it crashes outside
+        self._arrays = getattr(engine, "batch_transfer_sync_write_arrays", None)  # 0.3.14 and later
+
+    def _register(self, memory: Memory, base: int, nbytes: int) -> None:
+        code = self._engine.register_memory(base, nbytes)
+        if code != 0:
+            why = " (a part of it is registered already)" if code == -7 else ""
+            raise RuntimeError(f"Mooncake did not register {nbytes} bytes of {memory} at {base:#x}: {code}{why}")
+
+    def _unregister(self, memory: Memory, base: int, nbytes: int) -> None:
+        code = self._engine.unregister_memory(base)
+        if code != 0:
+            raise RuntimeError(f"Mooncake did not unregister {nbytes} bytes of {memory} at {base:#x}: {code}")
+
+    def _write(self, session: str, chunk: Plan) -> int:
+        src, dst, nbytes = chunk.table.numpy().view(np.uint64)
+        if self._arrays is not None:
+            return self._arrays(session, src, dst, nbytes)
+        # Lists: this engine takes arrays number by number, several times slower.
+        return self._engine.batch_transfer_sync_write(session, src.tolist(), dst.tolist(), nbytes.tolist())
+
+    def _shut_down(self, spans: Spans) -> None:
+        # Peers learn of what is unregistered; the engine itself goes when its last reference does.
+        for _, base, _ in spans.all:
+            self._engine.unregister_memory(base)
+        self._arrays = self._engine = None
+
+
+def _transfer_engine() -> Any:
+    """A new, not yet initialized engine; ImportError says what to install."""
+    try:
+        from mooncake.engine import TransferEngine
+    except ModuleNotFoundError as error:
+        raise ImportError(f"MooncakeEngine needs Mooncake's transfer engine: {_INSTALL}") from error
+    except ImportError as error:
+        if "libibverbs" in str(error):
+            advice = "apt-get install libibverbs1"
+        elif "libcuda" in str(error):
+            advice = f"the installed build needs CUDA, of its own version; install the one that fits: {_INSTALL}"
+        else:
+            advice = f"its builds: {_INSTALL}"
+        raise ImportError(f"Mooncake's transfer engine does not load: {error}. {advice}") from error
+    return TransferEngine()
+
+
+def _has_rdma(engine: Any) -> bool:
+    """Whether the engine found a device; True where it cannot tell."""
+    try:
+        topology = json.loads(engine.get_local_topology())
+    except (AttributeError, TypeError, ValueError):
+        return True
+    return any(devices for lists in topology.values() for devices in lists)

@@ -1,0 +1,80 @@
+"""The words for a refused request: what the op's status means, by region, space, position and value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import PlanError
+
+if TYPE_CHECKING:
+    from .pairing import Pairing
+
+
+def refusal(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
+    """The error for a status (Code in csrc/entry.h), in words."""
+    code, request, space, position, value = facts[:5]
+    if code == 11:
+        return PlanError(f"arithmetic passes 64 bits (table row {position})")
+    at = 7 * (request * len(pairing.space_names) + space)
+    src_start, dst_start, num_tokens = windows[at + 4 : at + 7]
+    name = pairing.space_names[space]
+    source, destination = pairing.narrowest[space]
+    src_tokens, dst_tokens = source.tokens, destination.tokens
+    where = f"space {name!r}"
+    if code == 1:
+        return PlanError(
+            f"{where}: source page id {value} at position {position} is out of range: {source} has pages 0 to "
+            f"{source.num_pages - 1}"
+        )
+    if code == 2:
+        return PlanError(
+            f"{where}: destination page id {value} at position {position} is out of range: {destination} has pages "
+            f"0 to {destination.num_pages - 1}"
+        )
+    if code == 3:
+        first = _first_place(pairing, value, pages, windows, request, space)
+        return PlanError(
+            f"{where}: destination page {value} is given twice, at positions {first} and {position}; {destination} "
+            f"would be overwritten"
+        )
+    if code == 4:
+        return PlanError(
+            f"{where}: length of the source list is {position} pages, but {num_tokens} tokens take {value} pages of "
+            f"{src_tokens} tokens ({source})"
+        )
+    if code in (5, 6):
+        exact = "exactly" if code == 5 else "at least"
+        given = f"from token {dst_start}" if code == 6 else "without dst_start"
+        return PlanError(
+            f"{where}: length of the destination list is {position} pages, but what the source list sends takes "
+            f"{exact} {value} pages of {dst_tokens} tokens {given} ({destination})"
+        )
+    if code == 7:
+        return PlanError(f"{where}: dst_start {dst_start} lies behind src_start {src_start}: {destination}")
+    if code == 8:
+        return PlanError(
+            f"{where}: src_start {src_start} and dst_start {dst_start} must differ by a multiple of {value} tokens, "
+            f"the least that moves as one ({source})"
+        )
+    side, start, region = ("src", src_start, source) if code == 9 else ("dst", dst_start, destination)
+    start = src_start if start < 0 else start
+    return PlanError(
+        f"{where}: {side}_start {start} must be a multiple of {value} tokens, the virtual page of {region}, whose rows "
+        f"are interleaved"
+    )
+
+
+def _first_place(
+    pairing: Pairing, page: int, pages: np.ndarray, windows: Sequence[int], request: int, space: int
+) -> str:
+    """Where a destination page was given first; names the request where it is another one."""
+    for earlier in range(request + 1):
+        at = 7 * (earlier * len(pairing.space_names) + space)
+        offset, count = windows[at + 2 : at + 4]
+        places = np.flatnonzero(pages[offset : offset + count] == page)
+        if len(places):
+            return f"{places[0]}" if earlier == request else f"{places[0]} of request {earlier}"
+    raise AssertionError("a page that is there twice has a first place")

@@ -1,0 +1,148 @@
+"""Transfers, step by step: chunks, turns, failures and timeouts; and the address check, against plain Python."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from engine_peer import LocalPair
+
+from kvplan import Layout, Memory, Region, TransferError, TransferTimeout, engines
+from kvplan.engines.check import Spans
+
+
+class Stepped(engines.LocalEngine):
+    """Writes a chunk when told to, and returns what it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.max_in_flight = 10
+        self.steps: list[int] = []
+        self.may = threading.Semaphore(0)
+
+    def step(self, code: int = 0) -> None:
+        self.steps.append(code)
+        self.may.release()
+
+    def _write(self, session, chunk):
+        self.may.acquire()
+        return self.steps.pop(0) or super()._write(session, chunk)
+
+
+@pytest.fixture
+def stepped():
+    sides = LocalPair()
+    sides.engine.close()
+    sides.engine = Stepped()
+    sides.engine.register(sides.layout)
+    yield sides
+    for _ in range(100):
+        sides.engine.step()
+    sides.close()
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_failed_chunk_ends_a_transfer_and_is_named(stepped):
+    plan = stepped.plan(20)[0]
+    transfer = stepped.engine.submit(plan, stepped.peer)
+    stepped.engine.step()
+    stepped.engine.step(-7)
+    with pytest.raises(
+        TransferError, match=r"returned -7; descriptors 0 to 9 arrived, 10 to 19 may .* 20 to 39 were ne"
+    ):
+        transfer.wait(10)
+    with pytest.raises(TransferError) as caught:  # and again
+        transfer.wait(0)
+    assert (caught.value.code, caught.value.failed, caught.value.settled) == (-7, range(10, 40), True)
+    assert transfer.done() and transfer.arrived == 10
+
+
+def test_transfers_to_one_peer_take_turns(stepped):
+    first, second = (stepped.engine.submit(stepped.plan(10)[0], stepped.peer) for _ in range(2))
+    stepped.engine.step()
+    until(lambda: first.arrived == 10)
+    stepped.engine.step()
+    until(lambda: second.arrived == 10)
+    stepped.engine.step()
+    first.wait(10)
+    assert not second.done()
+
+
+def test_timeout_stops_further_chunks_and_late_arrival_is_told(stepped):
+    transfer = stepped.engine.submit(stepped.plan(20)[0], stepped.peer)
+    whole = stepped.engine.submit(stepped.plan(5)[0], stepped.peer)
+    others = []
+
+    def watch():
+        with pytest.raises(TransferTimeout):
+            transfer.wait()
+        others.append("told")
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    with pytest.raises(TransferTimeout) as caught:
+        transfer.wait(0.05)
+    watcher.join(10)
+    assert others  # who waited without a limit hears of it too
+    assert caught.value.settled is False and caught.value.failed == range(40)
+    stepped.engine.step()
+    until(transfer.done)
+    with pytest.raises(TransferTimeout, match="0 to 9 arrived, 10 to 39 were never sent") as caught:
+        transfer.wait(0)
+    assert caught.value.settled is True and caught.value.failed == range(10, 40)
+    with pytest.raises(TransferTimeout):
+        whole.wait(0.05)
+    stepped.engine.step()
+    until(whole.done)
+    whole.wait(0)  # given up, but all of it came
+
+
+# ---- the address check, against plain Python
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_address_check_agrees_with_plain_python(seed):
+    rng = np.random.default_rng(seed)
+    top = (1 << 64) if seed % 2 else (1 << 20)
+    regions, base = [], 0
+    for number in range(int(rng.integers(1, 6))):
+        base += int(rng.integers(0, top // 16))
+        nbytes = int(rng.integers(1, 5000))
+        regions.append(Region("r", number, base, nbytes, 1))
+        base += nbytes
+    if seed % 2:
+        regions.append(Region("last", 0, (1 << 64) - 100, 100, 1))
+    spans = Spans([Layout(regions, page_size=1)])
+    chosen = sorted(rng.integers(0, len(regions), int(rng.integers(0, 3000))))
+    ranges = []
+    for number in chosen:
+        region = regions[number]
+        start = int(rng.integers(0, region.page_bytes))
+        ranges.append((region.base + start, int(rng.integers(1, region.page_bytes - start + 1))))
+    if ranges and seed % 3:
+        at, region = int(rng.integers(len(ranges))), regions[0]
+        wrong = [
+            (ranges[at][0], 0),
+            (region.base + region.page_bytes, 1),
+            (max(region.base - 1, 0), 5001),
+            (ranges[at][0], (1 << 64) - 1),
+            ((1 << 64) - 1, 2),
+            (0, 1 << 63),
+        ]
+        ranges[at] = wrong[int(rng.integers(len(wrong)))]
+
+    def inside(address: int, nbytes: int) -> bool:
+        return nbytes > 0 and any(r.base <= address and address + nbytes <= r.base + r.page_bytes for r in regions)
+
+    expected = next((n for n, one in enumerate(ranges) if not inside(*one)), -1)
+    table = np.array(ranges, dtype=np.uint64).reshape(-1, 2).T.copy()
+    assert spans.first_outside(Memory.DRAM, table[0], table[1]) == expected
+    assert spans.first_outside(Memory.VRAM(0), table[0], table[1]) == (0 if ranges else -1)
