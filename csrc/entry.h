@@ -20,12 +20,14 @@ struct Header {
   int64_t num_entries, num_groups, num_spaces, num_segments;
 };
 
-// Who numbers the pages of one destination space. Row of Pairing.spaces, int64 [K, 4].
+// Who numbers the pages of one destination space. Row of Pairing.spaces, int64 [K, 6].
 struct Space {
   int64_t src_limit;    // source page ids are 0 to src_limit - 1
   int64_t src_tokens;   // tokens one source page covers
+  int64_t src_align;    // what src_start must be a multiple of: src_tokens where rows are interleaved, else 1
   int64_t dst_limit;
   int64_t dst_tokens;
+  int64_t dst_align;
 };
 
 // One side of a group: how a row position becomes an index.
@@ -80,8 +82,8 @@ enum class Code : int64_t {
   kDstCover = 6,        // value: pages needed at least; position: pages given
   kDstStart = 7,        // value: dst_start, which lies behind src_start, position
   kAlignment = 8,       // value: what src_start - dst_start must be a multiple of; position: group
-  kSrcVirtual = 9,      // value: what src_start must be a multiple of; position: group
-  kDstVirtual = 10,     // value: what dst_start must be a multiple of; position: group
+  kSrcVirtual = 9,      // value: what src_start must be a multiple of; position: it
+  kDstVirtual = 10,     // value: what dst_start must be a multiple of; position: it
   kOverflow = 11,       // position: group or entry; value: 0
 };
 

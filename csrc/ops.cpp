@@ -22,7 +22,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-static_assert(sizeof(Entry) == 6 * sizeof(int64_t) && sizeof(Space) == 4 * sizeof(int64_t));
+static_assert(sizeof(Entry) == 6 * sizeof(int64_t) && sizeof(Space) == 6 * sizeof(int64_t));
 static_assert(sizeof(Group) == 12 * sizeof(int64_t) && sizeof(Window) == 7 * sizeof(int64_t));
 
 Tensor new_words(std::initializer_list<int64_t> sizes) {
@@ -76,7 +76,7 @@ void read_tables(const Tensor& tables, cpu::Job* job) {
   const Header& size = job->size;
   for (const int64_t count : {size.num_entries, size.num_groups, size.num_spaces, size.num_segments})
     STD_TORCH_CHECK(count >= 0 && count <= words, "tables have a bad header");
-  STD_TORCH_CHECK(words == kHeader + 6 * size.num_entries + 12 * size.num_groups + 4 * size.num_spaces +
+  STD_TORCH_CHECK(words == kHeader + 6 * size.num_entries + 12 * size.num_groups + 6 * size.num_spaces +
                                size.num_segments + 1,
                   "tables do not have the length their header says");
   job->entries = reinterpret_cast<const Entry*>(at + kHeader);
@@ -91,7 +91,8 @@ void read_tables(const Tensor& tables, cpu::Job* job) {
 void check_tables(const cpu::Job& job) {
   for (int64_t s = 0; s < job.size.num_spaces; ++s) {
     const Space& space = job.spaces[s];
-    STD_TORCH_CHECK(space.src_limit > 0 && space.dst_limit > 0 && space.src_tokens > 0 && space.dst_tokens > 0,
+    STD_TORCH_CHECK(space.src_limit > 0 && space.dst_limit > 0 && space.src_tokens > 0 && space.dst_tokens > 0 &&
+                        space.src_align > 0 && space.dst_align > 0,
                     "space ", s, " is empty");
   }
   for (int64_t g = 0; g < job.size.num_groups; ++g) {
@@ -99,15 +100,16 @@ void check_tables(const cpu::Job& job) {
     STD_TORCH_CHECK(group.space >= 0 && group.space < job.size.num_spaces, "group ", g, " names no space");
     STD_TORCH_CHECK(group.compression > 0, "group ", g, " has no compression");
     // The row arithmetic of a group must agree with the tokens by which its lists are checked.
-    const auto check = [&](const Side& side, int64_t tokens) {
+    const auto check = [&](const Side& side, int64_t tokens, int64_t align) {
       int64_t covered;
       STD_TORCH_CHECK(side.size > 0 && side.rank >= 0 && side.rank < side.size && side.rows > 0 &&
                           side.page_step > 0 && side.row_step > 0 && mul(side.rows, side.size, &covered) &&
-                          mul(covered, group.compression, &covered) && covered == tokens,
+                          mul(covered, group.compression, &covered) && covered == tokens &&
+                          (side.size == 1 || align % tokens == 0),
                       "group ", g, " has a side that does not fit its space");
     };
-    check(group.src, job.spaces[group.space].src_tokens);
-    check(group.dst, job.spaces[group.space].dst_tokens);
+    check(group.src, job.spaces[group.space].src_tokens, job.spaces[group.space].src_align);
+    check(group.dst, job.spaces[group.space].dst_tokens, job.spaces[group.space].dst_align);
   }
   for (int64_t e = 0; e < job.size.num_entries; ++e) {
     const Entry& entry = job.entries[e];

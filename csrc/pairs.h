@@ -19,8 +19,11 @@ KVPLAN_HD bool tokens_sent(const Space& space, const Window& window, int64_t* to
   return true;
 }
 
-// Checks the lengths of both lists of one space against what is sent.
-KVPLAN_HD Status check_lengths(const Space& space, const Window& window) {
+// Checks the positions of both lists of one space, and their lengths against what is sent.
+KVPLAN_HD Status check_window(const Space& space, const Window& window) {
+  const int64_t dst_start = window.dst_start < 0 ? window.src_start : window.dst_start;
+  if (window.src_start % space.src_align != 0) return {Code::kSrcVirtual, 0, 0, window.src_start, space.src_align};
+  if (dst_start % space.dst_align != 0) return {Code::kDstVirtual, 0, 0, dst_start, space.dst_align};
   const int64_t src_pages = window.src_pages, dst_pages = window.dst_pages;
   int64_t tokens;
   if (!tokens_sent(space, window, &tokens)) return {Code::kOverflow};
@@ -56,8 +59,6 @@ KVPLAN_HD Status pairs_of(const Group& group, const Space& space, const Window& 
   if (!tokens_sent(space, window, &tokens)) return {Code::kOverflow};
   const Side &src = group.src, &dst = group.dst;
   const int64_t dst_start = window.dst_start < 0 ? window.src_start : window.dst_start;
-  if (src.size > 1 && window.src_start % space.src_tokens != 0) return {Code::kSrcVirtual, 0, 0, 0, space.src_tokens};
-  if (dst.size > 1 && dst_start % space.dst_tokens != 0) return {Code::kDstVirtual, 0, 0, 0, space.dst_tokens};
   if ((window.src_start - dst_start) % group.compression != 0) return {Code::kAlignment, 0, 0, 0, group.compression};
   const int64_t ahead = (window.src_start - dst_start) / group.compression;
   const int64_t rows = ceil_div(tokens, group.compression);

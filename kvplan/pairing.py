@@ -239,11 +239,11 @@ class Pairing:
         bounds = (0, *np.cumsum(counts).tolist())
         words = [*sizes, *_flat(rows), *_flat(rules), *_flat(spaces), *bounds]
         self.tables = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
-        parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 4 * sizes[2], sizes[3] + 1])
+        parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 6 * sizes[2], sizes[3] + 1])
         self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
-        self.spaces, self.bounds = parts[2].view(-1, 4), parts[3]
+        self.spaces, self.bounds = parts[2].view(-1, 6), parts[3]
 
-    def _spaces(self) -> list[tuple[int, int, int, int]]:
+    def _spaces(self) -> list[tuple[int, ...]]:
         table = []
         self.narrowest: list[tuple[Region, Region]] = []  # per space: the regions whose num_pages bound its page ids
         for space in self.space_names:
@@ -258,7 +258,11 @@ class Pairing:
             source = min((region for region, _ in pairs), key=lambda region: region.num_pages)
             destination = min((region for _, region in pairs), key=lambda region: region.num_pages)
             self.narrowest.append((source, destination))
-            table.append((source.num_pages, source.tokens, destination.num_pages, destination.tokens))
+            src_align = source.tokens if any(region.interleave for region, _ in pairs) else 1
+            dst_align = destination.tokens if any(region.interleave for _, region in pairs) else 1
+            table.append(
+                (source.num_pages, source.tokens, src_align, destination.num_pages, destination.tokens, dst_align)
+            )
         return table  # type: ignore[return-value]
 
     def destination(self, space: str) -> Region:

@@ -262,13 +262,16 @@ def positions(draw: st.DrawFn, src: list[kvplan.Layout], dst: list[kvplan.Layout
     """`src_start` and `dst_start` that suit every pair of regions addressed through the positional source list."""
     ours, theirs = ([region for layout in side for region in layout.regions] for side in (src, dst))
     pairs = [(a, b) for a in ours for b in theirs if (a.name, a.layer) == (b.name, b.layer) and b.space not in named]
-    step = math.lcm(*(r.tokens for pair in pairs for r in pair if r.interleave), 1)  # starts of interleaved lists
+    if not pairs:
+        return {}
+    # Interleaved lists start at a page, whole pages move from page to page, and rows are not cut.
+    src_step, dst_step = (math.lcm(*(r.tokens for r in side if r.interleave)) for side in zip(*pairs, strict=True))
     if draw(st.booleans()):
-        start = draw(st.integers(0, 5)) * step
+        start = draw(st.integers(0, 5)) * math.lcm(src_step, dst_step)
         return {"src_start": start} if start or draw(st.booleans()) else {}
-    apart = math.lcm(step, *(a.tokens if _alike(a, b) else a.compression for a, b in pairs))
-    dst_start = draw(st.integers(0, 3)) * step
-    return {"src_start": dst_start + draw(st.integers(0, 3)) * apart, "dst_start": dst_start}
+    apart = math.lcm(src_step, *(a.tokens if _alike(a, b) else a.compression for a, b in pairs))
+    dst_start = draw(st.integers(0, 3)) * math.lcm(src_step, dst_step)
+    return {"src_start": dst_start + draw(st.integers(0, 5)) * apart, "dst_start": dst_start}
 
 
 # ---------------------------------------------------------------------------------------------------------- cluster

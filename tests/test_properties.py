@@ -210,22 +210,23 @@ def one_thing_wrong(
     source, target = bad.source_list(space), bad.dst_pages[space]
     counted = "num_tokens" in cluster.positions and space not in cluster.src_pages
     exact = "dst_start" not in cluster.positions or space in cluster.src_pages
-    past_end = max(r.num_pages for layout in (src, dst) for r in layout.regions)
-    wrong_id = draw(
-        st.sampled_from([-1, -2, past_end, past_end + 1, 1 << 30, (1 << 31) - 1, (1 << 32) + 1, -(1 << 63)])
-    )
+    partner = next(r for r in src.regions if (r.name, r.layer) == (region.name, region.layer))
     position = draw(st.integers(0, max(len(source), len(target))))
+
+    def wrong_id(region: kvplan.Region) -> int:
+        end = region.num_pages  # the least of all regions in the list decides, so any region may
+        return draw(st.sampled_from([end, end, -1, -2, end + 1, 1 << 30, (1 << 31) - 1, (1 << 32) + 1, -(1 << 63)]))
 
     def without_space() -> str:
         del bad.dst_pages[space]
         return space
 
     def wrong_source_id() -> str:
-        source[position % len(source)] = wrong_id
+        source[position % len(source)] = wrong_id(partner)
         return "out of range"
 
     def wrong_destination_id() -> str:
-        target[position % len(target)] = wrong_id
+        target[position % len(target)] = wrong_id(region)
         return "out of range"
 
     def same_destination_twice() -> str:
@@ -325,3 +326,15 @@ def test_a_region_without_a_partner_is_refused(plain: bool) -> None:
                 kvplan.pair(src, dst)
 
     check()
+
+
+def test_heads_that_overlap_in_part() -> None:
+    """No even split gives these: as many heads and bytes on both sides, and not the same heads."""
+    src, dst = (
+        kvplan.Layout([kvplan.Region("k", 0, base, 16, 4, heads=heads)], page_size=2)
+        for base, heads in ((1 << 12, kvplan.Heads(0, 2, 4)), (1 << 20, kvplan.Heads(1, 3, 4)))
+    )
+    expected = [((1 << 20) + 16 * 3 + 8 * row, (1 << 12) + 16 * 2 + 8 * row + 4, 4) for row in range(2)]
+    assert reference.plan(src, dst, [2], [3]) == expected
+    src_addrs, dst_addrs, nbytes = kvplan.pair(src, dst).plan(ARRAYS[0]([2]), ARRAYS[0]([3])).lists()
+    assert list(zip(dst_addrs, src_addrs, nbytes, strict=True)) == expected

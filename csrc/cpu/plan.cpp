@@ -26,7 +26,7 @@ Status Planner::prepare_space(int64_t number) {
     const Window& window = job_.windows[request * job_.size.num_spaces + number];
     const PageList src = job_.pages.part(window.src_offset, window.src_pages);
     const PageList dst = job_.pages.part(window.dst_offset, window.dst_pages);
-    Status status = check_lengths(space, window);
+    Status status = check_window(space, window);
     if (status.code == Code::kOk) status = check_range(src, space.src_limit, Code::kSrcRange);
     if (status.code == Code::kOk) status = check_range(dst, space.dst_limit, Code::kDstRange);
     if (status.code != Code::kOk) {

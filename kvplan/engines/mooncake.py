@@ -42,13 +42,16 @@ class MooncakeEngine(Engine):
         ValueError: max_in_flight is out of range.
     """
 
-    # After it has reported failure the engine goes on with what it had queued: measured, 0.1 to 2 s; to a peer that
-    # hangs, seconds after that peer is back, and with whatever bytes the source pages hold by then.
+    # A call that fails leaves the rest of its descriptors in the engine's queue for that peer. They are sent all the
+    # same, in order, with whatever bytes the source pages hold by then: within a second if all is well; to a peer that
+    # hangs, or refuses (its memory is not registered), whenever it no longer does, were it minutes later.
+    # What waits behind a full queue expires after 1 s: so with 2 s between failures the queue never overflows.
     _settle_s = 2.0
     _unsettled = (
-        "Mooncake may still be reading and writing its pages: for about 2 s after the call has ended (see done()) and, "
-        "if the peer hangs, until 2 s after it is back. Before that neither reuse nor free them, on either side; "
-        "ending the peer's process also settles it."
+        "Mooncake may still read and write its pages: mostly for less than 2 s after its call has ended (see done()), "
+        "but what is queued for a peer that hangs or refuses stays queued, and is sent when it no longer does. Neither "
+        "reuse nor free them, on either side, before a later transfer to this peer has arrived (the queue is in "
+        "order), the peer's process has ended, or this engine is closed."
     )
 
     def __init__(
