@@ -1,6 +1,7 @@
 // The torch ops: schemas, registration, tensors -> plain structs. Built on torch's stable ABI, so that one binary serves
 // torch 2.11 and newer. Python (kvplan/ops.py) checks what a user passes; the checks here keep memory safe.
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
@@ -65,6 +66,8 @@ cpu::PageList page_list(const Tensor& tensor, const char* what) {
                   what, " must be a contiguous 1-D int32 or int64 CPU tensor");
   return {tensor.data_ptr(), tensor.numel(), wide};
 }
+
+constexpr int64_t kDescriptorsPerThread = 1 << 16;  // about 20 us: below that waking a thread costs more
 
 // The tables inside one tensor; checks that they lie within it and within each other's bounds.
 void read_tables(const Tensor& tables, cpu::Job* job) {
@@ -158,7 +161,11 @@ std::tuple<Tensor, Tensor> plan(const Tensor& tables, const Tensor& pages, const
   Tensor table = new_words({3, n});
   auto* out = static_cast<uint64_t*>(table.data_ptr());
   prefer_huge_pages(out, 3 * n * static_cast<int64_t>(sizeof(int64_t)));
-  if (n > 0) planner.write({out, out + n, out + 2 * n});
+  // Threads are torch's own, as many as its user lets it have.
+  const int64_t grain = n == 0 ? 1 : ceil_div(planner.pieces() * kDescriptorsPerThread, n);
+  torch::stable::parallel_for(0, planner.pieces(), grain, [&](int64_t first, int64_t last) {
+    planner.write({out, out + n, out + 2 * n}, first, last);
+  });
   return {table, info};
 }
 

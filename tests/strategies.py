@@ -96,18 +96,13 @@ class Cluster:
 
     def window(self, space: str) -> tuple[int, int, int]:
         """(start of the source list, start of the destination list, token behind the last one sent) for a space."""
-        tokens = next(r.tokens for layout in self.src for r in layout.regions if self._goes_to(r, space))
+        keys = {(r.name, r.layer) for r in self.dst[0].regions if r.space == space}
+        tokens = next(r.tokens for layout in self.src for r in layout.regions if (r.name, r.layer) in keys)
         if space in self.src_pages:
             return 0, 0, len(self.src_pages[space]) * tokens
         start = self.positions.get("src_start", 0)
         sent = self.positions.get("num_tokens", len(self.src_pages[None]) * tokens)
         return start, self.positions.get("dst_start", start), start + sent
-
-    def _goes_to(self, region: kvplan.Region, space: str) -> bool:
-        return any(
-            (other.name, other.layer, other.space) == (region.name, region.layer, space)
-            for other in self.dst[0].regions
-        )
 
 
 # ------------------------------------------------------------------------------------------------------- components

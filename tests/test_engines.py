@@ -214,7 +214,7 @@ def test_peer_killed_during_and_before_a_transfer(doomed):
     while not transfer.arrived and not transfer.done():
         time.sleep(0.001)
     doomed.process.kill()
-    with pytest.raises(TransferError, match=r"may have arrived.*neither reuse nor free them") as caught:
+    with pytest.raises(TransferError, match=r"may have arrived.*Neither reuse nor free them") as caught:
         transfer.wait(20)
     error = caught.value
     assert not isinstance(error, TransferTimeout)

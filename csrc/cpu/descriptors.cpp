@@ -1,6 +1,4 @@
 // Runs x entries -> descriptors. The bulk of all planning: three words written per descriptor, nothing else kept.
-#include <algorithm>
-
 #include "clones.h"
 #include "stages.h"
 
@@ -17,6 +15,10 @@ KVPLAN_CLONES void fill_addresses(uint64_t* out, const uint32_t* index, int64_t 
 
 KVPLAN_CLONES void fill_addresses(uint64_t* out, const int64_t* index, int64_t n, uint64_t base, uint64_t stride) {
   for (int64_t i = 0; i < n; ++i) out[i] = base + static_cast<uint64_t>(index[i]) * stride;
+}
+
+KVPLAN_CLONES void fill(uint64_t* out, int64_t n, uint64_t value) {
+  for (int64_t i = 0; i < n; ++i) out[i] = value;
 }
 
 // out[i] = first + i * step
@@ -44,14 +46,14 @@ void expand_any(const Entry& entry, const Steps& steps, const RunColumns<Index>&
     fill_addresses(out.src, runs.src, runs.size, entry.src_base, src_stride);
     fill_addresses(out.dst, runs.dst, runs.size, entry.dst_base, dst_stride);
     if (runs.size == runs.pairs)
-      std::fill_n(out.nbytes, runs.size, nbytes);
+      fill(out.nbytes, runs.size, nbytes);
     else
       for (int64_t i = 0; i < runs.size; ++i) out.nbytes[i] = static_cast<uint64_t>(runs.count[i]) * nbytes;
     return;
   }
   fill_pairs(out.src, runs.src, runs, entry.src_base, src_stride, src_stride * static_cast<uint64_t>(steps.src));
   fill_pairs(out.dst, runs.dst, runs, entry.dst_base, dst_stride, dst_stride * static_cast<uint64_t>(steps.dst));
-  std::fill_n(out.nbytes, runs.pairs, nbytes);
+  fill(out.nbytes, runs.pairs, nbytes);
 }
 
 }  // namespace

@@ -66,16 +66,21 @@ Status Planner::prepare() {
       if (bad.code != Code::kOk) return bad;
     }
   }
-  offsets_.reserve(static_cast<size_t>(job_.size.num_segments * job_.requests + 1));
   offsets_.push_back(0);
+  starts_.push_back(0);
   for (int64_t segment = 0; segment < job_.size.num_segments; ++segment) {
     for (int64_t request = 0; request < job_.requests; ++request) {
-      int64_t total = offsets_.back();
       for (int64_t e = job_.bounds[segment]; e < job_.bounds[segment + 1]; ++e) {
-        if (!add(total, count_of(request, job_.entries[e]), &total))
-          return {Code::kOverflow, request, job_.groups[job_.entries[e].group].space, e, 0};
+        const Entry& entry = job_.entries[e];
+        const Steps steps = steps_of(job_.groups[entry.group]);
+        const int64_t count = runs_of(request, entry).with_columns(
+            [&](const auto& runs) { return count_descriptors(entry, steps, runs); });
+        int64_t total;
+        if (!add(starts_.back(), count, &total)) return {Code::kOverflow, request, 0, e, 0};
+        pieces_.push_back({request, e});
+        starts_.push_back(total);
       }
-      offsets_.push_back(total);
+      offsets_.push_back(starts_.back());
     }
   }
   return {};
@@ -85,22 +90,12 @@ const Runs& Planner::runs_of(int64_t request, const Entry& entry) const {
   return runs_[request * job_.size.num_groups + entry.group];
 }
 
-int64_t Planner::count_of(int64_t request, const Entry& entry) const {
-  const Steps steps = steps_of(job_.groups[entry.group]);
-  return runs_of(request, entry).with_columns([&](const auto& runs) { return count_descriptors(entry, steps, runs); });
-}
-
-void Planner::write(Table out) const {
-  for (int64_t segment = 0; segment < job_.size.num_segments; ++segment) {
-    for (int64_t request = 0; request < job_.requests; ++request) {
-      for (int64_t e = job_.bounds[segment]; e < job_.bounds[segment + 1]; ++e) {
-        const Entry& entry = job_.entries[e];
-        const Steps steps = steps_of(job_.groups[entry.group]);
-        runs_of(request, entry).with_columns([&](const auto& runs) { expand(entry, steps, runs, out); });
-        const int64_t count = count_of(request, entry);
-        out = {out.src + count, out.dst + count, out.nbytes + count};
-      }
-    }
+void Planner::write(Table out, int64_t first, int64_t last) const {
+  for (int64_t i = first; i < last; ++i) {
+    const Entry& entry = job_.entries[pieces_[i].entry];
+    const Steps steps = steps_of(job_.groups[entry.group]);
+    const Table here{out.src + starts_[i], out.dst + starts_[i], out.nbytes + starts_[i]};
+    runs_of(pieces_[i].request, entry).with_columns([&](const auto& runs) { expand(entry, steps, runs, here); });
   }
 }
 

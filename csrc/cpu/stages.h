@@ -132,8 +132,10 @@ struct Job {
 class Planner {
  public:
   explicit Planner(const Job& job) : job_(job) {}
-  Status prepare();                    // everything but the table
-  void write(Table out) const;         // `offsets().back()` descriptors
+  Status prepare();  // everything but the table, which takes `offsets().back()` descriptors
+  // The table is written piece by piece, in any order or at once: a piece is what one entry moves for one request.
+  int64_t pieces() const { return static_cast<int64_t>(pieces_.size()); }
+  void write(Table out, int64_t first, int64_t last) const;
   // [segments * requests + 1]: where the descriptors of each segment begin, and within it of each request.
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
@@ -142,11 +144,15 @@ class Planner {
   Status prepare_space(int64_t space);
   Status prepare_group(int64_t request, int64_t group);
   const Runs& runs_of(int64_t request, const Entry& entry) const;
-  int64_t count_of(int64_t request, const Entry& entry) const;
 
   const Job& job_;
   bool narrow_ = true;                 // all indices and strides are below 2^32
   std::vector<Runs> runs_;             // [requests, groups]
+  struct Piece {
+    int64_t request, entry;
+  };
+  std::vector<Piece> pieces_;          // in the order of the table
+  std::vector<int64_t> starts_;        // [pieces + 1]: the first descriptor of each
   std::vector<int64_t> offsets_;
 };
 
