@@ -1,11 +1,11 @@
-"""The command line: python -m kvplan demo | doctor."""
+"""The command line: python -m kvplan demo | explain | doctor."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-from . import doctor
+from . import doctor, explain
 from .demo import run as demo
 
 
@@ -21,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     demo.add_arguments(sub)
     sub.set_defaults(run=demo.main)
+    sub = commands.add_parser("explain", help="which region goes where, and why; or why a plan is refused")
+    explain.add_arguments(sub)
+    sub.set_defaults(run=explain.main)
     sub = commands.add_parser("doctor", help="what is installed and usable here, and how to mend what is not")
     doctor.add_arguments(sub)
     sub.set_defaults(run=doctor.main)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from . import explain as _explain
 from . import plan as _plan
 from .errors import PairingError
 from .layout import Heads, Layout, Memory, Region
@@ -271,6 +272,16 @@ class Pairing:
 
     def __repr__(self) -> str:
         return f"Pairing({len(self.entries)} entries, {len(self.groups)} groups, spaces={self.space_names})"
+
+    def whole(self, entry: int) -> bool:
+        """Whether an entry moves whole pages, not rows: then a row is a page (see Side in csrc/entry.h)."""
+        source, destination = self.regions[entry][0]
+        compression = int(self.groups[int(self.entries[entry, 5]), 1])
+        return compression == source.tokens == destination.tokens and source.heads == destination.heads
+
+    def explain(self) -> str:
+        """In words: which region goes where, under which space and rule, what was merged, what is left alone."""
+        return _explain.pairing_text(self)
 
     def plan(
         self,

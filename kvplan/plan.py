@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from . import explain as _explain
 from . import ops
 from .errors import PlanError
 from .layout import Layout, Memory
@@ -96,6 +97,10 @@ class Plan:
     def total_bytes(self) -> int:
         """Bytes moved in all."""
         return int(self.table[2].sum())
+
+    def explain(self) -> str:
+        """In words: descriptors and bytes of each segment."""
+        return _explain.plan_text(self)
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:
         """(src, dst, nbytes) as Python lists of non-negative ints, for engines that take no arrays."""
