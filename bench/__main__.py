@@ -43,6 +43,7 @@ def main() -> int:
     if PEERS.exists() and not args.no_peers:
         print("== SGLang", file=sys.stderr)
         peers = json.loads(child([PEERS, "bench/peers/sglang_planner.py"]).splitlines()[-1])
+        peers += json.loads(child([PEERS, "bench/peers/sglang_rows.py"]).splitlines()[-1])
     else:
         print("== SGLang is not measured: 'make bench-peers' installs it", file=sys.stderr)
     results = report.collect(json.loads(raw.read_text()), peers, memory)

@@ -40,3 +40,23 @@ def request(n: int, pattern: str) -> tuple[npt.NDArray[np.int32], npt.NDArray[np
     rng = np.random.default_rng([SEED, n, PATTERNS.index(pattern)])
     source, host, device = (make_pages(rng, n, pattern) for _ in range(3))
     return source, host, device
+
+
+# Row-wise plans: one decode rank of DCP 8, and one pair of ranks of TP 4 to 8.
+LAYERS, PAGE_TOKENS = 61, 64
+DCP_SIZE, DCP_RANK, DCP_TOKENS, DCP_ROW = 8, 3, 131_072, 1_152
+SLICE_TOKENS, HEADS, HEAD_BYTES, SRC_TP, DST_TP, SLICE_SRC_RANK, SLICE_DST_RANK = 32_768, 8, 256, 4, 8, 1, 3
+
+
+def dcp_request() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """(source, destination) page ids, scattered: pages of 64 tokens, and of 64 rows that stand for 512."""
+    rng = np.random.default_rng(SEED)
+    pages = DCP_TOKENS // PAGE_TOKENS
+    return make_pages(rng, pages, "scattered"), make_pages(rng, pages // DCP_SIZE, "scattered")
+
+
+def slice_request() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """(source, destination) page ids, scattered."""
+    rng = np.random.default_rng(SEED)
+    pages = SLICE_TOKENS // PAGE_TOKENS
+    return make_pages(rng, pages, "scattered"), make_pages(rng, pages, "scattered")

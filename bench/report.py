@@ -22,7 +22,7 @@ def collect(benchmarks: dict[str, Any], peers: list[Row], memory: dict[str, int]
         for entry in benchmarks["benchmarks"]
     ]
     for row in peers:
-        rows.append({"what": f"SGLang, gc {row['gc']}"} | {k: v for k, v in row.items() if k != "gc"})
+        rows.append(row | {"what": f"SGLang, gc {row.pop('gc', 'frozen')}"})
     cpu = benchmarks["machine_info"]["cpu"]
     return {
         "date": datetime.date.today().isoformat(),
@@ -36,7 +36,15 @@ def collect(benchmarks: dict[str, Any], peers: list[Row], memory: dict[str, int]
 def find(results: dict[str, Any], what: str, pages: int, pattern: str) -> Row | None:
     """The row of one case, or None where it was not measured."""
     for row in results["rows"]:
-        if (row["what"], row["pages"], row["pattern"]) == (what, pages, pattern):
+        if (row["what"], row.get("pages"), row.get("pattern")) == (what, pages, pattern):
+            return row
+    return None
+
+
+def find_case(results: dict[str, Any], what: str, case: str) -> Row | None:
+    """The same for what bench/test_rows.py measures."""
+    for row in results["rows"]:
+        if (row["what"], row.get("case")) == (what, case):
             return row
     return None
 
@@ -74,9 +82,34 @@ def text(results: dict[str, Any]) -> str:
                 row = find(results, what, pages, pattern)
                 cells.append("-" if row is None else f"{_time(row)} ({_ratio(row, ours)})")
             lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", *_rows_text(results), ""]
     memory = results["memory"]
-    lines += ["", f"Memory of the largest plan beyond its {memory['table']:,} byte table: {memory['extra']:,} bytes."]
+    lines += [f"Memory of the largest plan beyond its {memory['table']:,} byte table: {memory['extra']:,} bytes."]
     return "\n".join(lines)
+
+
+def _rows_text(results: dict[str, Any]) -> list[str]:
+    """Row-wise plans, batches, pairing and checks."""
+    lines = ["| rows, one pair of ranks | descriptors | kvplan | memset | SGLang, gc frozen |", "|---|---|---|---|---|"]
+    for case in ("DCP 8", "TP 4 to 8"):
+        ours = find_case(results, "kvplan", case)
+        cells = [case, f"{ours['descriptors']:,}" if ours else "-", _time(ours)]
+        for what in ("memset", "SGLang, gc frozen"):
+            row = find_case(results, what, case)
+            cells.append("-" if row is None else f"{_time(row)} ({_ratio(row, ours)})")
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| 64 requests of | plan_batch | plan, 64 times |", "|---|---|---|"]
+    for pages in (4, 64, 512):
+        case = f"64 requests of {pages} pages"
+        batch, singly = (find_case(results, what, case) for what in ("plan_batch", "plan, 64 times"))
+        lines.append(f"| {pages} pages | {_time(batch)} | {_time(singly)} ({_ratio(singly, batch)}) |")
+    pairs = [f"{count} regions {_time(find_case(results, 'pair', f'{count} regions'))}" for count in ("62", "10,000")]
+    checks = find_case(results, "checks alone, as four calls", "4,096 scattered")
+    whole = find(results, "kvplan", 4096, "scattered")
+    share = f"{100 * checks['median_s'] / whole['median_s']:.0f}%" if checks and whole else "-"
+    lines += ["", f"`pair`: {', '.join(pairs)}. Checks of 4,096 scattered pages, as four calls of their own: "
+              f"{_time(checks)}, at most {share} of planning them."]  # fmt: skip
+    return lines
 
 
 def plot(results: dict[str, Any], path: Path) -> None:
@@ -88,15 +121,15 @@ def plot(results: dict[str, Any], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5), constrained_layout=True)
     for what, marker in zip(("kvplan", "kvplan, lists", *PEERS), "osv^Dx", strict=True):
-        rows = [row for row in results["rows"] if row["what"] == what and row["pattern"] == "scattered"]
+        rows = [row for row in results["rows"] if row["what"] == what and row.get("pattern") == "scattered"]
         rows.sort(key=lambda row: row["descriptors"])
         if rows:
             counts, times = [row["descriptors"] for row in rows], [1e3 * row["median_s"] for row in rows]
             axes.plot(counts, times, marker=marker, label=what)
-            axes.annotate(f"{times[-1]:.2g} ms", (counts[-1], times[-1]), textcoords="offset points", xytext=(6, -3))
+            axes.annotate(f"{times[-1]:.3g} ms", (counts[-1], times[-1]), textcoords="offset points", xytext=(6, -3))
     axes.set(xscale="log", yscale="log", xlabel="descriptors (scattered pages × 62 regions)", ylabel="ms to plan")
     axes.set_title(f"{results['machine']}, {results['date']}", fontsize=9)
-    axes.margins(x=0.15)
+    axes.margins(x=0.25)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=120)

@@ -146,3 +146,17 @@ def test_address_check_agrees_with_plain_python(seed):
     table = np.array(ranges, dtype=np.uint64).reshape(-1, 2).T.copy()
     assert spans.first_outside(Memory.DRAM, table[0], table[1]) == expected
     assert spans.first_outside(Memory.VRAM(0), table[0], table[1]) == (0 if ranges else -1)
+
+
+@pytest.mark.parametrize("position", [0, 1, 63, 64, 100, 640, 999])
+@pytest.mark.parametrize(
+    "wrong", [(1000, 1), (4999, 1), (6000, 1), (5000, 0), (5999, 2), (5000, 1 << 63), (9000, 1001), (10000, 1)]
+)
+def test_one_wrong_descriptor_among_many_good_ones_is_found(position, wrong):
+    """Good ones lie in the last span: an address below all spans is as far from it as a wrapped offset can be."""
+    spans = Spans([Layout([Region("r", 0, 5000, 1000, 1), Region("r", 1, 9000, 1000, 1)], page_size=1)])
+    table = np.full((2, 1000), 8, dtype=np.uint64)
+    table[0] = 9000 + np.arange(1000) % 900
+    assert spans.first_outside(Memory.DRAM, *table) == -1
+    table[:, position] = wrong
+    assert spans.first_outside(Memory.DRAM, *table) == position
