@@ -6,15 +6,12 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
 #include <array>
 #include <tuple>
 #include <vector>
 
+#include "cpu/blocks.h"
 #include "cpu/stages.h"
 
 namespace kvplan {
@@ -36,16 +33,13 @@ Tensor new_words(std::initializer_list<int64_t> sizes) {
   return Tensor(handle);
 }
 
-// Large results come from fresh memory each time: the C library keeps no block above 32 MiB. Touching it first in pages
-// of 4 KiB takes several times as long as writing it; huge pages, where the system grants them, take that away.
-void prefer_huge_pages(void* data, int64_t nbytes) {
-#if defined(__linux__)
-  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
-  if (nbytes < (int64_t{32} << 20)) return;
-  const uintptr_t start = (reinterpret_cast<uintptr_t>(data) + kHuge - 1) / kHuge * kHuge;
-  const uintptr_t stop = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(nbytes)) / kHuge * kHuge;
-  madvise(reinterpret_cast<void*>(start), stop - start, MADV_HUGEPAGE);  // advice: where it fails, nothing is lost
-#endif
+// An uninitialised table of n descriptors.
+Tensor new_table(int64_t n) {
+  const size_t nbytes = 3 * static_cast<size_t>(n) * sizeof(int64_t);
+  if (nbytes < cpu::Blocks::kLarge) return new_words({3, n});
+  const auto block = cpu::Blocks::instance().take(nbytes);
+  return torch::stable::from_blob(block.data, {3, n}, {n, 1}, torch::stable::Device(torch::headeronly::DeviceType::CPU),
+                                  ScalarType::Long, [block](void*) { cpu::Blocks::instance().give(block); });
 }
 
 // Data of a contiguous int64 CPU tensor with rows of `columns` words.
@@ -158,9 +152,8 @@ std::tuple<Tensor, Tensor> plan(const Tensor& tables, const Tensor& pages, const
   words = std::copy(facts.begin(), facts.end(), words);
   if (ok) std::copy(offsets.begin(), offsets.end(), words);
   const int64_t n = ok ? offsets.back() : 0;
-  Tensor table = new_words({3, n});
+  Tensor table = new_table(n);
   auto* out = static_cast<uint64_t*>(table.data_ptr());
-  prefer_huge_pages(out, 3 * n * static_cast<int64_t>(sizeof(int64_t)));
   // Threads are torch's own, as many as its user lets it have.
   const int64_t grain = n == 0 ? 1 : ceil_div(planner.pieces() * kDescriptorsPerThread, n);
   torch::stable::parallel_for(0, planner.pieces(), grain, [&](int64_t first, int64_t last) {

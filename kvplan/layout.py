@@ -183,7 +183,8 @@ class Region:
             raise LayoutError(f"{self}: {rows} rows of {row_bytes} bytes exceed page_bytes {self.page_bytes}")
         if self.heads and row_bytes % (self.heads.stop - self.heads.start):
             raise LayoutError(f"{self}: row_bytes {row_bytes} are no multiple of the heads held ({self.heads})")
-        return dataclasses.replace(self, tokens=tokens, rows=rows, row_bytes=row_bytes)
+        share = self.interleave if size > 1 else None  # a share of one is the whole
+        return dataclasses.replace(self, tokens=tokens, rows=rows, row_bytes=row_bytes, interleave=share)
 
     @classmethod
     def from_tensor(cls, tensor: torch.Tensor, name: str, layer: int, **fields: Any) -> Region:

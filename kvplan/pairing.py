@@ -39,7 +39,8 @@ def pair(src: Layout, dst: Layout, *, allow_unsent: Iterable[str] = ()) -> Pairi
     Args:
         src: layout of this prefill rank.
         dst: layout of the decode rank. Its regions without a source are left alone.
-        allow_unsent: names of source regions that may have no destination.
+        allow_unsent: names of source regions that may have no destination. Names that this layout lacks are fine, so
+            every pipeline stage can be given the same.
 
     Raises:
         PairingError: a source region has no destination, a pair cannot be moved row for row, or two destination
@@ -50,9 +51,6 @@ def pair(src: Layout, dst: Layout, *, allow_unsent: Iterable[str] = ()) -> Pairi
     if isinstance(allow_unsent, str):
         raise TypeError(f"allow_unsent takes a collection of names: ({allow_unsent!r},)")
     unsent = set(allow_unsent)
-    unknown = unsent - {region.name for region in src.regions}
-    if unknown:
-        raise PairingError(f"allow_unsent names {sorted(unknown)}, which the source layout does not hold")
     for region in src.regions:
         if region.key not in dst.by_key and region.name not in unsent:
             raise PairingError(

@@ -55,6 +55,7 @@ class Plan:
         src_layout, dst_layout: the layouts the addresses belong to, where known; engines check against them.
         offsets: for each segment, where the descriptors of each request begin, and where the last one's end: a list of
             requests + 1 numbers a segment. Default: one request.
+        requests: how many requests it holds.
     """
 
     def __init__(
@@ -64,11 +65,13 @@ class Plan:
         src_layout: Layout | None = None,
         dst_layout: Layout | None = None,
         offsets: Sequence[Sequence[int]] | None = None,
+        requests: int = 1,
     ) -> None:
         self.table = table
         self.segments = tuple(segments)
         self.src_layout = src_layout
         self.dst_layout = dst_layout
+        self.requests = requests
         self.offsets = offsets if offsets is not None else [[s.start, s.stop] for s in self.segments]
 
     def __len__(self) -> int:
@@ -109,8 +112,8 @@ class Plan:
 
     def request(self, number: int) -> Plan:
         """The descriptors of one request of a batch, a plan of their own (a view where there is one segment)."""
-        if not 0 <= number < max(map(len, self.offsets), default=1) - 1:
-            raise IndexError(f"request {number} is not in this plan")
+        if not 0 <= number < self.requests:
+            raise IndexError(f"request {number} is not one of the {self.requests} of this plan")
         parts, segments, at = [], [], 0
         for segment, cuts in zip(self.segments, self.offsets, strict=True):
             start, stop = cuts[number], cuts[number + 1]
@@ -179,7 +182,7 @@ class Gather:
             -1 if dst_start is None else _position(dst_start, "dst_start"),
             -1 if num_tokens is None else _position(num_tokens, "num_tokens"),
         )
-        named = src_pages if isinstance(src_pages, dict) else None
+        named = dict(src_pages) if isinstance(src_pages, Mapping) else None
         if named is not None and not named.keys() - {None} <= pairing.dst_spaces:
             raise _unknown_space(pairing, named, "src_pages")
         if num_tokens is None and pairing.unequal_src_tokens:
@@ -220,7 +223,7 @@ class Gather:
             if cuts[-1] > cuts[0]:
                 segments.append(Segment(src, dst, cuts[0], cuts[-1]))
                 offsets.append(cuts)
-        return Plan(table, segments, pairing.src, pairing.dst, offsets)
+        return Plan(table, segments, pairing.src, pairing.dst, offsets, requests)
 
 
 _NO_PAGES = np.empty(0, np.int64)

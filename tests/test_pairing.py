@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvplan import Heads, Interleave, Layout, Memory, PairingError, Region, pair
+from kvplan import Heads, Interleave, Layout, Memory, PairingError, Region, Request, pair
 from kvplan.overlap import first_overlap
 
 PAGE = 64
@@ -46,8 +46,7 @@ def test_a_source_without_a_destination_is_named():
     with pytest.raises(PairingError, match="region draft layer 3 has no destination"):
         pair(src, dst)
     assert len(pair(src, dst, allow_unsent=["draft"]).entries) == 1
-    with pytest.raises(PairingError, match="'nothing'"):
-        pair(src, dst, allow_unsent=["draft", "nothing"])
+    assert len(pair(src, dst, allow_unsent=["draft", "of another stage"]).entries) == 1
     with pytest.raises(TypeError, match=r"\('draft',\)"):
         pair(src, dst, allow_unsent="draft")
 
@@ -81,9 +80,25 @@ def test_equal_pages_move_whole_whatever_is_known_of_their_rows():
     assert pairing.entries[0].tolist()[1:] == [70, 1 << 20, 64, 64, 0]
 
 
-def test_disjoint_heads_owe_nothing():
-    pairing = pair(layout(region(heads=Heads(0, 1, 2))), layout(region(heads=Heads(1, 2, 2))))
-    assert len(pairing.entries) == 0 and len(pairing.plan([1], {"device": [1]})) == 0
+@pytest.mark.parametrize(
+    ("src", "dst"),
+    [
+        ({"heads": Heads(0, 1, 2)}, {"heads": Heads(1, 2, 2)}),
+        ({"tokens": 32, "interleave": Interleave(2, 0)}, {"tokens": 32, "interleave": Interleave(2, 1)}),
+    ],
+)
+def test_who_holds_nothing_of_it_owes_nothing(src, dst):
+    pairing = pair(layout(region(**src)), layout(region(**dst)))
+    assert len(pairing.plan([1], {"device": [1]})) == 0
+    batch = pairing.plan_batch([Request([1], [1]), Request([2], [2])])
+    assert len(batch) == 0 and len(batch.request(1)) == 0
+    with pytest.raises(IndexError, match="request 2 is not one of the 2"):
+        batch.request(2)
+
+
+def test_a_share_of_one_is_the_whole():
+    one = layout(region(page_bytes=65, interleave=Interleave(1, 0)))
+    assert pair(layout(region(page_bytes=65)), one).plan([1], [2], num_tokens=3).total_bytes == 65
 
 
 def test_replicas_share_the_regions_evenly():

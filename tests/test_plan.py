@@ -1,10 +1,12 @@
 """Plans: arguments, refusals with their place, order, segments, chunks."""
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 import torch
 
-from kvplan import Interleave, Layout, Memory, PlanError, Region, pair
+from kvplan import Interleave, Layout, Memory, PlanError, Region, Request, pair
 
 SRC = Layout([Region("c4", 0, 1 << 20, 100, 16), Region("idx", 0, 1 << 24, 10, 16, memory=Memory.VRAM(0))], page_size=4)
 DST = Layout(
@@ -181,6 +183,70 @@ def test_named_source_lists_are_free_of_positions():
     assert triples(plan) == [((1 << 20) + 300, (1 << 30) + 1100, 100), (1 << 24, (1 << 34) + 50, 30)]
     with pytest.raises(PlanError, match="'device': length"):
         PAIRING.plan({None: [3], "device": [0, 1, 2]}, {"host": [9], "device": [5, 6]})
+
+
+def test_any_mapping_will_do():
+    lists = {"host": [9], "device": [5]}
+    want = triples(PAIRING.plan([3], lists))
+    assert triples(PAIRING.plan(MappingProxyType({None: [3]}), MappingProxyType(lists))) == want
+
+
+REQUESTS = [
+    Request([3, 4, 7], {"host": [0, 1, 11], "device": [8, 2, 3]}),
+    Request([], {"host": [], "device": []}),
+    Request([9], {"host": [5, 6, 7], "device": [4, 5, 6]}, src_start=4, dst_start=0),
+    Request({None: [1], "device": [3, 4]}, {"host": [8], "device": [0, 1]}),
+]
+
+
+def test_a_batch_is_its_requests():
+    batch = PAIRING.plan_batch(REQUESTS)
+    singles = [PAIRING.plan(r.src_pages, r.dst_pages, src_start=r.src_start, dst_start=r.dst_start) for r in REQUESTS]
+    for number, single in enumerate(singles):
+        part = batch.request(number)
+        assert triples(part) == triples(single) and part.segments == single.segments
+    assert len(batch) == sum(map(len, singles)) and batch.requests == 4
+    # By segment, then request.
+    assert [s.dst_memory.kind for s in batch.segments] == ["DRAM", "VRAM"]
+    assert batch.offsets == [[0, 2, 2, 3, 4], [4, 7, 7, 8, 9]]
+    assert len(PAIRING.plan_batch([])) == 0
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (Request([16], {"host": [3], "device": [7]}), "request 4: space 'host': source page id 16 at position 0"),
+        (Request([3], {"host": [3]}), "request 4: dst_pages lacks space 'device'"),
+        (Request([3], {"host": [11], "device": [7]}), "request 4: .*'host'.* page 11 is given twice, at positions 2 of request 0 and 0"),
+        (Request([3], {"host": [3], "device": [5]}), "request 4: .*'device'.* page 5 is given twice, at positions 1 of request 2 and 0"),
+        (Request([3], {"host": [3], "device": [7, 8]}), "request 4: .*'device': length of the destination list is 2"),
+    ],
+)  # fmt: skip
+def test_a_batch_with_one_bad_request_is_refused_whole(bad, text):
+    with pytest.raises(PlanError, match=text):
+        PAIRING.plan_batch([*REQUESTS, bad])
+
+
+def test_a_batch_takes_requests():
+    with pytest.raises(TypeError, match="request 0 of the batch is a tuple"):
+        PAIRING.plan_batch([([3], {"host": [3], "device": [7]})])
+
+
+def test_large_tables_are_used_again_but_never_while_held():
+    """Results of 16 MiB and more come from blocks that are kept; a plan that lives keeps its own."""
+    n = 800_000
+    side = Layout([Region("kv", 0, 1 << 40, 8, n, page_stride=16)], page_size=4)
+    pairing = pair(side, side)
+    pages, back = np.arange(n), np.arange(n)[::-1].copy()
+    first = pairing.plan(pages, pages)
+    before = first.table.clone()
+    second = pairing.plan(back, back)
+    assert first.table.nbytes >= 16 << 20 and torch.equal(first.table, before)
+    assert torch.equal(second.table.flip(1), before)
+    view, address = second.src, second.table.data_ptr()
+    del second
+    third = pairing.plan(pages, pages)
+    assert third.table.data_ptr() != address and torch.equal(view.view(torch.int64).flip(0), before[0])
 
 
 def test_interleaved_sides_begin_at_a_virtual_page():
