@@ -43,4 +43,4 @@ class TransferError(RuntimeError):
 
 
 class TransferTimeout(TransferError, TimeoutError):
-    """A transfer was not done in the time allowed; it may still be writing (`settled` is never True)."""
+    """A transfer was not done in the time allowed; it may still be writing (see `settled`)."""

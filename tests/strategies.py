@@ -20,13 +20,17 @@ from hypothesis import strategies as st
 
 import kvplan
 
-settings.register_profile(
-    "kvplan",
-    max_examples=int(os.environ.get("KVPLAN_EXAMPLES", "300")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-PROFILE = settings.get_profile("kvplan")
+
+def profile(examples: int) -> settings:
+    """Settings for a property: so many examples, or KVPLAN_EXAMPLES."""
+    return settings(
+        max_examples=int(os.environ.get("KVPLAN_EXAMPLES", examples)),
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+
+
+PROFILE = profile(300)
 
 BASES = (1 << 12, (1 << 31) - 640, 1 << 40, (1 << 63) - 4096, (1 << 64) - (1 << 22))
 

@@ -328,6 +328,8 @@ def test_demo_gives_up_in_time(capfd):
 def start_demo() -> tuple[subprocess.Popen[str], dict[str, int]]:
     """A demo in a process of its own, and the pids of its two children."""
     code = (
+        # A shell that runs the tests in the background has its jobs ignore SIGINT; a person at a terminal has not.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import argparse, sys; from kvplan.demo import run; parser = argparse.ArgumentParser();"
         "run.add_arguments(parser); sys.exit(run.main(parser.parse_args()))"
     )

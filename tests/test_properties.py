@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROFILE, Cluster, clusters
+from strategies import PROFILE, Cluster, clusters, profile
 
 import kvplan
 from kvplan import reference
@@ -58,7 +58,7 @@ def package(cluster: Cluster, src: kvplan.Layout, dst: kvplan.Layout) -> list[Tr
 
 @KINDS
 def test_plan_equals_oracle(plain: bool) -> None:
-    @PROFILE
+    @profile(300 if plain else 2000)
     @given(clusters(plain), st.sampled_from(ARRAYS))
     def check(cluster: Cluster, array: Callable[[list[int]], Any]) -> None:
         for src, dst in cluster.pairs():
@@ -186,7 +186,7 @@ def shape(region: kvplan.Region, heads: int) -> Any:
 def test_union_of_all_sources_writes_each_due_byte_once(
     plain: bool, plan: Callable[[Cluster, kvplan.Layout, kvplan.Layout], list[Triple]]
 ) -> None:
-    @PROFILE
+    @profile(300 if plain or plan is oracle else 2000)
     @given(clusters(plain))
     def check(cluster: Cluster) -> None:
         check_union(cluster, plan)

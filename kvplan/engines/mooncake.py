@@ -44,14 +44,15 @@ class MooncakeEngine(Engine):
 
     # A call that fails leaves the rest of its descriptors in the engine's queue for that peer. They are sent all the
     # same, in order, with whatever bytes the source pages hold by then: within a second if all is well; to a peer that
-    # hangs, or refuses (its memory is not registered), whenever it no longer does, were it minutes later.
+    # hangs, or refuses (its memory is not registered), whenever it no longer does, were it minutes later. Closing the
+    # engine drops the queue, but not what lies in the socket of a peer that hangs. (All seen over TCP.)
     # What waits behind a full queue expires after 1 s: so with 2 s between failures the queue never overflows.
     _settle_s = 2.0
     _unsettled = (
         "Mooncake may still read and write its pages: mostly for less than 2 s after its call has ended (see done()), "
         "but what is queued for a peer that hangs or refuses stays queued, and is sent when it no longer does. Neither "
         "reuse nor free them, on either side, before a later transfer to this peer has arrived (the queue is in "
-        "order), the peer's process has ended, or this engine is closed."
+        "order) or the peer's process has ended."
     )
 
     def __init__(
