@@ -16,7 +16,7 @@ namespace kvplan::cpu {
 
 class Blocks {
  public:
-  static constexpr size_t kLarge = size_t{16} << 20;  // below this the C library does as well
+  static constexpr size_t kLarge = size_t{4} << 20;   // below this the C library does as well
   static constexpr size_t kKept = size_t{256} << 20;  // bytes kept free at the most, in all
 
   // Never destroyed: tensors may be freed after static objects are.
@@ -45,7 +45,8 @@ class Blocks {
     void* data = std::aligned_alloc(kHuge, size);
     if (data == nullptr) throw std::bad_alloc();
 #if defined(__linux__)
-    madvise(data, size, MADV_HUGEPAGE);  // advice: where it fails, nothing is lost
+    // Advice: where it fails, nothing is lost. The last, partly used huge page stays small pages.
+    madvise(data, nbytes / kHuge * kHuge, MADV_HUGEPAGE);
 #endif
     return {data, size};
   }

@@ -21,20 +21,34 @@ KVPLAN_CLONES void fill(uint64_t* out, int64_t n, uint64_t value) {
   for (int64_t i = 0; i < n; ++i) out[i] = value;
 }
 
-// out[i] = first + i * step
-KVPLAN_CLONES void fill_steps(uint64_t* out, int64_t n, uint64_t first, uint64_t step) {
-  for (int64_t i = 0; i < n; ++i) out[i] = first + static_cast<uint64_t>(i) * step;
+// One address a pair, the pairs of a run `step` bytes apart. All runs in one call: most are a page's few rows.
+template <class Index>
+inline __attribute__((always_inline)) void fill_runs_body(uint64_t* out, const Index* index, const Index* count, int64_t n,
+                                                          uint64_t base, uint64_t stride, uint64_t step) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t first = base + static_cast<uint64_t>(index[i]) * stride;
+    const int64_t pairs = static_cast<int64_t>(count[i]);
+    for (int64_t k = 0; k < pairs; ++k) out[k] = first + static_cast<uint64_t>(k) * step;
+    out += pairs;
+  }
 }
 
-// One address a pair: the pairs of a run lie `step` bytes apart.
+KVPLAN_CLONES void fill_runs(uint64_t* out, const uint32_t* index, const uint32_t* count, int64_t n, uint64_t base,
+                             uint64_t stride, uint64_t step) {
+  fill_runs_body(out, index, count, n, base, stride, step);
+}
+
+KVPLAN_CLONES void fill_runs(uint64_t* out, const int64_t* index, const int64_t* count, int64_t n, uint64_t base,
+                             uint64_t stride, uint64_t step) {
+  fill_runs_body(out, index, count, n, base, stride, step);
+}
+
+// Addresses of one side, one a pair.
 template <class Index>
 void fill_pairs(uint64_t* out, const Index* index, const RunColumns<Index>& runs, uint64_t base, uint64_t stride,
                 uint64_t step) {
   if (runs.size == runs.pairs) return fill_addresses(out, index, runs.size, base, stride);
-  for (int64_t i = 0; i < runs.size; ++i) {
-    fill_steps(out, runs.count[i], base + static_cast<uint64_t>(index[i]) * stride, step);
-    out += runs.count[i];
-  }
+  fill_runs(out, index, runs.count, runs.size, base, stride, step);
 }
 
 template <class Index>
