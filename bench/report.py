@@ -84,7 +84,9 @@ def text(results: dict[str, Any]) -> str:
             lines.append("| " + " | ".join(cells) + " |")
     lines += ["", *_rows_text(results), ""]
     memory = results["memory"]
-    lines += [f"Memory of the largest plan beyond its {memory['table']:,} byte table: {memory['extra']:,} bytes."]
+    lines += [
+        f"Scratch memory of the largest plan, beyond its table of {memory['table']:,} bytes: {memory['extra']:,} bytes."
+    ]
     return "\n".join(lines)
 
 

@@ -42,11 +42,13 @@ def _torch() -> Finding:
 
 
 def _extension() -> Finding:
-    fix = "in the source tree: pip install --no-build-isolation . (needs g++ and cmake)"
+    fix = "in the source tree: pip install --no-build-isolation --editable . (needs g++ and cmake)"
     try:
+        import torch
+
         from . import ops
 
-        runs, count = ops.find_runs(*[__import__("torch").tensor([3, 4, 9])] * 2)
+        runs, count = ops.find_runs(*[torch.tensor([3, 4, 9])] * 2)
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         return Finding("compiled extension", False, str(error).splitlines()[0], fix, needed=True)
     works = runs[:, : int(count)].tolist() == [[3, 9], [3, 9], [2, 1]]
@@ -67,7 +69,7 @@ def _cuda() -> Finding:
 
 def _nvcc() -> Finding:
     path = shutil.which("nvcc")
-    return Finding("nvcc", path is not None, path or "not on PATH", "only needed to compile CUDA kernels")
+    return Finding("nvcc", path is not None, path or "not on PATH", "nothing to do: this release has no CUDA kernels")
 
 
 def _module(name: str, module: str, distributions: tuple[str, ...], fix: str) -> Callable[[], Finding]:
@@ -89,22 +91,24 @@ def _module(name: str, module: str, distributions: tuple[str, ...], fix: str) ->
     return look
 
 
+UNUSED = "nothing to do: this release of kvplan does not use it"
+
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _python,
     _torch,
     _extension,
     _cuda,
     _nvcc,
-    _module("Triton", "triton", ("triton",), "pip install triton"),
-    _module("CuPy", "cupy", ("cupy-cuda12x", "cupy-cuda13x"), "pip install cupy-cuda12x, or cupy-cuda13x for CUDA 13"),
+    _module("Triton", "triton", ("triton",), UNUSED),
+    _module("CuPy", "cupy", ("cupy-cuda12x", "cupy-cuda13x"), UNUSED),
     _module(
         "Mooncake engine",
         "mooncake.engine",
         ("mooncake-transfer-engine", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda"),
         "pip install 'kvplan[mooncake]' (CUDA 12), 'kvplan[mooncake-cuda13]' or 'kvplan[mooncake-cpu]'",
     ),
-    _module("NIXL engine", "nixl", ("nixl", "nixl-cu12", "nixl-cu13"), "not used by this release of kvplan"),
-    _module("Ascend engine", "memfabric_hybrid", ("memfabric_hybrid",), "not used by this release of kvplan"),
+    _module("NIXL engine", "nixl", ("nixl", "nixl-cu12", "nixl-cu13"), UNUSED),
+    _module("Ascend engine", "memfabric_hybrid", ("memfabric_hybrid",), UNUSED),
 )
 
 

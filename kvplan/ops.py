@@ -14,7 +14,8 @@ def _load() -> None:
     if not EXTENSION.exists():
         raise ImportError(
             f"kvplan's compiled extension {EXTENSION.name} is missing: build it with "
-            f"'pip install --no-build-isolation .' in the source tree (needs g++ and cmake)"
+            f"'pip install --no-build-isolation .' in the source tree (needs g++ and cmake). If that is done, you are "
+            f"in the source tree, which hides the installed package: leave this folder, or install with --editable"
         )
     torch.ops.load_library(EXTENSION)
 
