@@ -53,12 +53,19 @@ KVPLAN_HD int64_t row_index(const Side& side, int64_t page, int64_t row) {
 
 // Whether the pair (src, dst) goes on where a pair `count` steps before it started: the run predicate.
 KVPLAN_HD bool continues(int64_t src, int64_t dst, const Run& run, const Steps& steps) {
-  return src == run.src + run.count * steps.src && dst == run.dst + run.count * steps.dst;
+  // Unsigned: near the end of int64 the sum may wrap, and then nothing continues there.
+  const auto after = [&](int64_t start, int64_t step) {
+    return static_cast<int64_t>(static_cast<uint64_t>(start) +
+                                static_cast<uint64_t>(run.count) * static_cast<uint64_t>(step));
+  };
+  return src > run.src && src == after(run.src, steps.src) && dst > run.dst && dst == after(run.dst, steps.dst);
 }
 
 // Whether an entry moves a whole run as one descriptor: its rows lie gap-free on both sides.
 KVPLAN_HD bool moves_runs_whole(const Entry& entry, const Steps& steps) {
-  return entry.src_stride * steps.src == entry.nbytes && entry.dst_stride * steps.dst == entry.nbytes;
+  int64_t src, dst;
+  return mul(entry.src_stride, steps.src, &src) && src == entry.nbytes && mul(entry.dst_stride, steps.dst, &dst) &&
+         dst == entry.nbytes;
 }
 
 }  // namespace kvplan

@@ -61,6 +61,7 @@ cpu::PageList page_list(const Tensor& tensor, const char* what) {
   return {tensor.data_ptr(), tensor.numel(), wide};
 }
 
+constexpr int64_t kMostRanks = 1 << 16;  // of an interleave; pairs_of searches through them
 constexpr int64_t kDescriptorsPerThread = 1 << 16;  // about 20 us: below that waking a thread costs more
 
 // The tables inside one tensor; checks that they lie within it and within each other's bounds.
@@ -99,7 +100,7 @@ void check_tables(const cpu::Job& job) {
     // The row arithmetic of a group must agree with the tokens by which its lists are checked.
     const auto check = [&](const Side& side, int64_t tokens, int64_t align) {
       int64_t covered;
-      STD_TORCH_CHECK(side.size > 0 && side.rank >= 0 && side.rank < side.size && side.rows > 0 &&
+      STD_TORCH_CHECK(side.size > 0 && side.size < kMostRanks && side.rank >= 0 && side.rank < side.size && side.rows > 0 &&
                           side.page_step > 0 && side.row_step > 0 && mul(side.rows, side.size, &covered) &&
                           mul(covered, group.compression, &covered) && covered == tokens &&
                           (side.size == 1 || align % tokens == 0),
@@ -174,6 +175,7 @@ std::tuple<Tensor, Tensor> page_indices(const Tensor& slots, int64_t page_size) 
 
 // The checks that `plan` makes of one list of page ids, alone: [code, position, value].
 Tensor check_pages(const Tensor& pages, int64_t limit, bool distinct) {
+  STD_TORCH_CHECK(limit >= 0, "limit must not be negative");
   const auto list = page_list(pages, "pages");
   Status status = cpu::check_range(list, limit, distinct ? Code::kDstRange : Code::kSrcRange);
   if (status.code == Code::kOk && distinct) status = cpu::check_distinct({list}, limit);

@@ -42,6 +42,20 @@ KVPLAN_HD Status check_window(const Space& space, const Window& window) {
   return {};
 }
 
+// The part of the destination list that holds the tokens sent. The window has passed check_window.
+struct PageRange {
+  int64_t first, count;
+};
+
+KVPLAN_HD PageRange pages_written(const Space& space, const Window& window) {
+  int64_t tokens = 0;
+  tokens_sent(space, window, &tokens);
+  const int64_t ahead = window.dst_start < 0 ? 0 : window.src_start - window.dst_start;
+  if (tokens == 0) return {0, 0};
+  const int64_t first = ahead / space.dst_tokens;
+  return {first, ceil_div(ahead + tokens, space.dst_tokens) - first};
+}
+
 KVPLAN_HD int64_t greatest_common_divisor(int64_t a, int64_t b) {
   while (b != 0) {
     const int64_t rest = a % b;

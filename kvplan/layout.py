@@ -77,7 +77,7 @@ class Interleave:
     rank: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _integer(self.size, "interleave size", 1, 1 << 31))
+        object.__setattr__(self, "size", _integer(self.size, "interleave size", 1, 1 << 16))
         object.__setattr__(self, "rank", _integer(self.rank, "interleave rank", 0, self.size))
 
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from .errors import PairingError
 from .layout import Region
 
+_MOST_STEPS = 1 << 22  # of one comparison; only strides that no allocator makes need more
 
-def first_overlap(regions: Sequence[Region]) -> tuple[Region, Region] | None:
-    """Two regions of one memory whose pages share a byte, or None. n log n for regions of equal stride."""
+
+def first_overlap(regions: Sequence[Region], written: Collection[tuple[str, int]]) -> tuple[Region, Region] | None:
+    """Two regions of one memory whose pages share a byte, at least one of them `written` (by key), or None.
+
+    n log n for regions of equal stride.
+    """
     spaces = defaultdict(list)
     for region in regions:
         spaces[region.memory].append(region)
     for members in spaces.values():
         for cluster in _clusters(members):
-            clash = _first_in_cluster(cluster)
+            clash = _first_in_cluster(cluster, written)
             if clash is not None:
                 return clash
     return None
@@ -36,24 +43,22 @@ def _clusters(regions: Iterable[Region]) -> Iterable[list[Region]]:
         yield cluster
 
 
-def _first_in_cluster(cluster: list[Region]) -> tuple[Region, Region] | None:
+def _first_in_cluster(cluster: list[Region], written: Collection[tuple[str, int]]) -> tuple[Region, Region] | None:
     """Regions of one stride are disjoint if they are so modulo the stride; only the others are compared in pairs."""
     if len(cluster) == 1:
         return None
     strides = defaultdict(list)
     for region in cluster:
         strides[region.page_stride or 0].append(region)
-    for stride, members in strides.items():
+    groups = list(strides.items())
+    for number, (stride, members) in enumerate(groups):
+        rivals = [region for _, others in groups[number + 1 :] for region in others]
         if not _apart_on_circle(members, stride):
-            clash = _first_pair(members, members)
-            if clash is not None:
-                return clash
-    groups = list(strides.values())
-    for number, members in enumerate(groups):
-        for others in groups[number + 1 :]:
-            clash = _first_pair(members, others)
-            if clash is not None:
-                return clash
+            rivals += members
+        for one, other in itertools.product(members, rivals):
+            matters = one.key in written or other.key in written
+            if matters and one is not other and _share_a_byte(one, other):
+                return one, other
     return None
 
 
@@ -63,24 +68,30 @@ def _apart_on_circle(members: list[Region], stride: int) -> bool:
     return all(here + size <= there for (here, size), (there, _) in itertools.pairwise(arcs))
 
 
-def _first_pair(ones: list[Region], others: list[Region]) -> tuple[Region, Region] | None:
-    for one in ones:
-        for other in others:
-            if one is not other and _share_a_byte(one, other):
-                return one, other
-    return None
-
-
 def _share_a_byte(a: Region, b: Region) -> bool:
-    """Whether page i of a meets page j of b for some i, j: walks over the pages of the region that has fewer."""
+    """Whether page i of a meets page j of b for some i, j.
+
+    Where the spans of both meet, a page of a at offset r behind the begin of a page of b, modulo b's stride, meets that
+    page iff r < its bytes, or the next page iff it reaches it. The offsets repeat after a while, and then are all that
+    leave the same rest by the strides' greatest common divisor.
+    """
     if a.base + a.span_bytes <= b.base or b.base + b.span_bytes <= a.base:
         return False
     if a.num_pages > b.num_pages:
         a, b = b, a
-    for i in range(a.num_pages):
-        start = a.base + i * a.page_stride  # type: ignore[operator]
-        # The first page of b that ends behind `start`: the only candidate that begins before a's page ends, or none.
-        j = max(0, (start - b.base - b.page_bytes) // b.page_stride + 1)  # type: ignore[operator]
-        if j < b.num_pages and b.base + j * b.page_stride < start + a.page_bytes:  # type: ignore[operator]
-            return True
-    return False
+    a_stride, b_stride = a.page_stride or 0, b.page_stride or 0
+    # Pages of a that reach into the span of b.
+    first = max(0, (b.base - a.base - a.page_bytes) // a_stride + 1)
+    last = min(a.num_pages - 1, (b.base + b.span_bytes - a.base - 1) // a_stride)
+    divisor = math.gcd(a_stride, b_stride)
+    offset = a.base + first * a_stride - b.base
+    if last - first + 1 >= b_stride // divisor:
+        rest = offset % divisor
+        return rest < b.page_bytes or b_stride - divisor + rest + a.page_bytes > b_stride
+    if last - first + 1 > _MOST_STEPS:
+        raise PairingError(f"{a} and {b}: their strides {a_stride} and {b_stride} are too odd to be told apart")
+    return any(
+        (offset + i * a_stride) % b_stride < b.page_bytes
+        or (offset + i * a_stride) % b_stride + a.page_bytes > b_stride
+        for i in range(last - first + 1)
+    )

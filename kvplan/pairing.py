@@ -72,8 +72,8 @@ def pair(src: Layout, dst: Layout, *, allow_unsent: Iterable[str] = ()) -> Pairi
 
 def _check_destinations(dst: Layout, written: Sequence[Region]) -> None:
     """No byte of a written region may belong to another region, or it would be written twice, or unasked."""
-    clash = first_overlap(dst.regions)
-    if clash is not None and (clash[0] in written or clash[1] in written):
+    clash = first_overlap(dst.regions, {region.key for region in written})
+    if clash is not None:
         raise PairingError(f"destination {clash[0]} and {clash[1]} overlap in memory")
 
 
@@ -84,6 +84,7 @@ def _slice(src: Region, dst: Region) -> _Slice | None:
     whole = (
         src_heads == dst_heads
         and (src.tokens, src.rows, src.interleave) == (dst.tokens, dst.rows, dst.interleave)
+        and (src.row_bytes == dst.row_bytes or not (src.row_bytes and dst.row_bytes))
         and (src.page_bytes == dst.page_bytes or 0 < src.row_bytes == dst.row_bytes)  # type: ignore[operator]
     )
     if not whole:
@@ -233,6 +234,7 @@ class Pairing:
             rows.append((piece.src_base, piece.src_stride, piece.dst_base, piece.dst_stride, piece.nbytes, group))
         spaces = self._spaces()
         self.unequal_src_tokens = len({row[1] for row in spaces}) > 1
+        self.many_src_spaces = len(set(self.src_spaces.values())) > 1
         counts = np.bincount([rank[piece.memories] for piece in slices], minlength=len(order))
         sizes = (len(rows), len(rules), len(spaces), len(order))
         bounds = (0, *np.cumsum(counts).tolist())
@@ -244,11 +246,17 @@ class Pairing:
 
     def _spaces(self) -> list[tuple[int, ...]]:
         table = []
+        self.src_spaces: dict[str, str] = {}  # per destination space: who numbers its source pages
         self.narrowest: list[tuple[Region, Region]] = []  # per space: the regions whose num_pages bound its page ids
         for space in self.space_names:
             pairs = [pair for regions in self.regions for pair in regions if pair[1].space == space]
             first = pairs[0][0]
             for region, _ in pairs:
+                if region.space != first.space:
+                    raise PairingError(
+                        f"space {space!r}: source {first} is numbered by space {first.space!r}, {region} by "
+                        f"{region.space!r}; a destination space takes one list of source pages"
+                    )
                 if region.tokens != first.tokens:
                     raise PairingError(
                         f"space {space!r}: source {first} covers {first.tokens} tokens a page and {region} "
@@ -257,6 +265,7 @@ class Pairing:
             source = min((region for region, _ in pairs), key=lambda region: region.num_pages)
             destination = min((region for _, region in pairs), key=lambda region: region.num_pages)
             self.narrowest.append((source, destination))
+            self.src_spaces[space] = source.space
             src_align = source.tokens if any(region.interleave for region, _ in pairs) else 1
             dst_align = destination.tokens if any(region.interleave for _, region in pairs) else 1
             table.append(

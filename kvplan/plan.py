@@ -99,7 +99,9 @@ class Plan:
     @property
     def total_bytes(self) -> int:
         """Bytes moved in all."""
-        return int(self.table[2].sum())
+        # Halves apart: int64 holds the sum of either.
+        high, low = int((self.table[2] >> 32).sum()), int((self.table[2] & 0xFFFFFFFF).sum())
+        return (high << 32) + low
 
     def explain(self) -> str:
         """In words: descriptors and bytes of each segment."""
@@ -175,7 +177,7 @@ class Gather:
         pairing = self.pairing
         if not isinstance(dst_pages, dict):
             dst_pages = _one_space(pairing, dst_pages)
-        elif not dst_pages.keys() <= pairing.dst_spaces:
+        if not dst_pages.keys() <= pairing.dst_spaces:
             raise _unknown_space(pairing, dst_pages, "dst_pages")
         window = (
             _position(src_start, "src_start"),
@@ -185,6 +187,8 @@ class Gather:
         named = dict(src_pages) if isinstance(src_pages, Mapping) else None
         if named is not None and not named.keys() - {None} <= pairing.dst_spaces:
             raise _unknown_space(pairing, named, "src_pages")
+        if pairing.many_src_spaces:
+            _check_one_numbering(pairing, named or ())
         if num_tokens is None and pairing.unequal_src_tokens:
             _check_one_meaning(pairing, named or ())
         shared = None  # offset and length of the source list that serves all spaces
@@ -245,8 +249,17 @@ def _for_others(named: Mapping[Any, Any], space: str) -> Any:
 
 
 def _unknown_space(pairing: Pairing, given: Mapping[Any, Any], what: str) -> PlanError:
-    unknown = sorted(repr(space) for space in given if space is not None and space not in pairing.dst_spaces)
+    unknown = sorted(repr(space) for space in given if space not in pairing.dst_spaces)
     return PlanError(f"{what} names {', '.join(unknown)}; the destination has the spaces {pairing.dst.spaces}")
+
+
+def _check_one_numbering(pairing: Pairing, named: Any) -> None:
+    numbered = {name: space for name, space in pairing.src_spaces.items() if name not in named}
+    if len(set(numbered.values())) > 1:
+        raise PlanError(
+            f"one source list serves destination spaces whose source pages are numbered by different spaces "
+            f"({numbered}): give src_pages by name"
+        )
 
 
 def _check_one_meaning(pairing: Pairing, named: Any) -> None:

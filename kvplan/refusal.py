@@ -17,7 +17,11 @@ def refusal(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: 
     """The error for a status (Code in csrc/entry.h), in words."""
     code, request, space, position, value = facts[:5]
     if code == 11:
-        return PlanError(f"arithmetic passes 64 bits (table row {position})")
+        name = pairing.space_names[space]
+        return PlanError(
+            f"space {name!r}: positions, sizes or the number of descriptors pass what can be held "
+            f"({pairing.narrowest[space][0]}, entry {position}, starts and count {windows[7 * space + 4 :][:3]})"
+        )
     at = 7 * (request * len(pairing.space_names) + space)
     src_start, dst_start, num_tokens = windows[at + 4 : at + 7]
     name = pairing.space_names[space]

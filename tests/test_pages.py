@@ -47,3 +47,8 @@ def test_refusals():
         ops.page_indices(torch.arange(4), 0)
     with pytest.raises(PlanError, match="float64"):
         page_ids([0.5], 1)
+
+
+def test_a_negative_limit_is_refused():
+    with pytest.raises(RuntimeError, match="must not be negative"):
+        ops.check_pages(torch.tensor([5], dtype=torch.int32), -1, True)

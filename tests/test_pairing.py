@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvplan import Heads, Interleave, Layout, Memory, PairingError, Region, Request, pair
+from kvplan import Heads, Interleave, Layout, Memory, PairingError, PlanError, Region, Request, pair
 from kvplan.overlap import first_overlap
 
 PAGE = 64
@@ -72,7 +72,7 @@ def test_geometries_that_differ_are_refused(src, dst, text):
     assert "region kv layer 0" in str(caught.value)
 
 
-def test_equal_pages_move_whole_whatever_is_known_of_their_rows():
+def test_equal_pages_move_whole_where_rows_are_not_known():
     pairing = pair(layout(region(row_bytes=3)), layout(region(row_bytes=0)))
     assert pairing.entries[0, 4] == PAGE
     # Where only the padding differs, the rows move.
@@ -168,13 +168,48 @@ def test_overlap_is_exact_for_strided_regions():
             )
             for k in range(2)
         )
-        assert (first_overlap([a, b]) is not None) == brute(a, b), (a, b)
+        assert (first_overlap([a, b], {a.key}) is not None) == brute(a, b), (a, b)
         seen.add(brute(a, b))
     assert seen == {True, False}
 
 
 def test_one_space_takes_one_source_list():
-    src = layout(region("a", 0, 1 << 30, space="x"), region("b", 0, 1 << 31, 128, tokens=32, space="y"))
     dst = layout(region("a", 0, 1 << 20), region("b", 0, 1 << 21))
-    with pytest.raises(PairingError, match="covers 16 tokens a page and region b layer 0 32"):
+    src = layout(region("a", 0, 1 << 30, space="x"), region("b", 0, 1 << 31, space="y"))
+    with pytest.raises(PairingError, match="a layer 0 is numbered by space 'x', region b layer 0 by 'y'"):
         pair(src, dst)
+
+
+def test_one_source_list_serves_one_numbering_only():
+    """Page 7 of one space is not page 7 of another, on the source as on the destination."""
+    src = layout(region("a", 0, 1 << 30, space="host"), region("b", 0, 1 << 31))
+    dst = layout(region("a", 0, 1 << 20, space="host"), region("b", 0, 1 << 21))
+    pairing = pair(src, dst)
+    lists = {"host": [2, 3], "device": [0, 1]}
+    with pytest.raises(PlanError, match="numbered by different spaces"):
+        pairing.plan([0, 1], lists)
+    assert len(pairing.plan({"host": [0, 1], "device": [4, 5]}, lists)) == 2
+    assert len(pairing.plan({"host": [0, 1], None: [4, 5]}, lists)) == 2
+
+
+def test_an_overlap_behind_another_one_is_found():
+    """Aliases that nobody writes are allowed, and hide nothing."""
+    src = layout(region("kv", 0, 1 << 30), region("kv", 1, 1 << 31))
+    alias = [region("draft", 0, 0), region("draft", 1, 0)]
+    apart = [region("kv", 0, 1 << 20), region("kv", 1, 1 << 21)]
+    assert len(pair(src, layout(*alias, *apart)).entries) == 2
+    with pytest.raises(PairingError, match="region kv layer 0 and region kv layer 1 overlap"):
+        pair(src, layout(*alias, region("kv", 0, 1 << 20), region("kv", 1, (1 << 20) + PAGE)))
+
+
+def test_overlap_of_huge_pools_is_decided_at_once():
+    def pages(base, stride):
+        return Region("r", base, base, 1, 1 << 50, page_stride=stride)
+
+    assert first_overlap([pages(0, 4), pages(1, 6)], {("r", 0)}) is None
+    assert first_overlap([pages(0, 4), pages(2, 6)], {("r", 0)}) is not None
+
+
+def test_rows_of_unequal_size_in_pages_of_equal_size_are_refused():
+    with pytest.raises(PairingError, match="4 bytes a row for 1 heads on the source, 2 for 1 "):
+        pair(layout(region(row_bytes=4)), layout(region(row_bytes=2)))

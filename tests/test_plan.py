@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvplan import Interleave, Layout, Memory, PlanError, Region, Request, pair
+from kvplan import Heads, Interleave, Layout, Memory, PlanError, Region, Request, pair
 
 SRC = Layout([Region("c4", 0, 1 << 20, 100, 16), Region("idx", 0, 1 << 24, 10, 16, memory=Memory.VRAM(0))], page_size=4)
 DST = Layout(
@@ -189,6 +189,10 @@ def test_any_mapping_will_do():
     lists = {"host": [9], "device": [5]}
     want = triples(PAIRING.plan([3], lists))
     assert triples(PAIRING.plan(MappingProxyType({None: [3]}), MappingProxyType(lists))) == want
+    with pytest.raises(PlanError, match="names 'hots'"):
+        PAIRING.plan([3], MappingProxyType(lists | {"hots": [1]}))
+    with pytest.raises(PlanError, match="names None"):
+        PAIRING.plan([3], lists | {None: [1]})
 
 
 REQUESTS = [
@@ -225,6 +229,35 @@ def test_a_batch_is_its_requests():
 def test_a_batch_with_one_bad_request_is_refused_whole(bad, text):
     with pytest.raises(PlanError, match=text):
         PAIRING.plan_batch([*REQUESTS, bad])
+
+
+def test_a_batch_may_name_pages_that_it_does_not_write():
+    """Chunks of one request, and requests that share a prefix, give their whole destination lists."""
+    chunks = [Request([k], [3, 4], 4 * k, 0) for k in range(2)]
+    assert triples(ONE.plan_batch(chunks)) == triples(ONE.plan([0], [3])) + triples(ONE.plan([1], [4]))
+    assert len(ONE.plan_batch([Request([0], [3, 4], 4, 0), Request([1], [3, 5], 4, 0)])) == 2
+    with pytest.raises(PlanError, match="request 1: .* page 4 is given twice, at positions 1 of request 0 and 2"):
+        ONE.plan_batch([Request([0], [3, 4], 4, 0), Request([1], [3, 5, 4], 8, 0)])
+
+
+def test_a_run_of_two_to_the_32_rows_keeps_its_length():
+    big = 1 << 32
+    src = Layout([Region("kv", 0, 1 << 40, big, 1, tokens=big, rows=big)], page_size=4)
+    dst = Layout([Region("kv", 0, 1 << 50, big // 2, 2, tokens=big // 2, rows=big // 2)], page_size=4)
+    assert pair(src, dst).plan([0], [0, 1]).nbytes.tolist() == [big]
+
+
+def test_plans_that_no_memory_holds_are_refused():
+    n = 2**61 + 2**19
+    src = Layout([Region("kv", 0, 0, 2 * n, 1, tokens=n, rows=n, heads=Heads(0, 2, 2))], page_size=4)
+    dst = Layout([Region("kv", 0, 0, n, 1, tokens=n, rows=n, heads=Heads(0, 1, 2))], page_size=4)
+    with pytest.raises(PlanError, match="space 'device'.*kv layer 0"):
+        pair(src, dst).plan([0], [0])
+
+
+def test_total_bytes_is_exact():
+    side = Layout([Region("kv", k, k << 62, 1 << 62, 1) for k in range(3)], page_size=4)
+    assert pair(side, side).plan([0], [0]).total_bytes == 3 << 62
 
 
 def test_a_batch_takes_requests():

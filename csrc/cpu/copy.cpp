@@ -1,6 +1,7 @@
 // Carries out descriptors whose memory this process can reach.
 #include <algorithm>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -28,12 +29,17 @@ void copy(const uint64_t* src, const uint64_t* dst, const uint64_t* nbytes, int6
   if (threads == 1) return copy_some(src, dst, nbytes, n);
   // Descriptors stay whole; each thread takes a stretch of about equal bytes.
   std::vector<std::thread> workers;
+  workers.reserve(threads);
   int64_t start = 0;
   uint64_t done = 0;
   for (uint64_t t = 1; t <= threads; ++t) {
     int64_t stop = start;
     while (stop < n && (t == threads || done < total / threads * t)) done += nbytes[stop++];
-    workers.emplace_back(copy_some, src + start, dst + start, nbytes + start, stop - start);
+    try {
+      workers.emplace_back(copy_some, src + start, dst + start, nbytes + start, stop - start);
+    } catch (const std::system_error&) {  // no more threads to be had: this one does it
+      copy_some(src + start, dst + start, nbytes + start, stop - start);
+    }
     start = stop;
   }
   for (auto& worker : workers) worker.join();

@@ -3,8 +3,14 @@
 
 namespace kvplan::cpu {
 
+namespace {
+
+constexpr int64_t kMostDescriptors = int64_t{1} << 40;  // no machine holds more; below it no size here can wrap
+
+}  // namespace
+
 Status Planner::prepare_entries() {
-  constexpr int64_t kNarrow = int64_t{1} << 32;
+  constexpr int64_t kNarrow = (int64_t{1} << 32) - 1;  // so that a run's count is below 2^32 too
   for (int64_t e = 0; e < job_.size.num_entries; ++e) {
     const Entry& entry = job_.entries[e];
     const Group& group = job_.groups[entry.group];
@@ -13,7 +19,7 @@ Status Planner::prepare_entries() {
     if (!highest_index(group.src, space.src_limit, &src) || !highest_index(group.dst, space.dst_limit, &dst) ||
         !address_fits(entry.src_base, src, entry.src_stride, entry.nbytes) ||
         !address_fits(entry.dst_base, dst, entry.dst_stride, entry.nbytes))
-      return {Code::kOverflow, 0, 0, e, 0};
+      return {Code::kOverflow, 0, group.space, e, 0};
     narrow_ = narrow_ && src < kNarrow && dst < kNarrow && entry.src_stride < kNarrow && entry.dst_stride < kNarrow;
   }
   return {};
@@ -21,7 +27,9 @@ Status Planner::prepare_entries() {
 
 Status Planner::prepare_space(int64_t number) {
   const Space& space = job_.spaces[number];
-  std::vector<PageList> targets;  // of all requests: two must not write one page either
+  // What all requests write of their lists: two must not write one page either. A list may hold more than is written.
+  std::vector<PageList> targets;
+  std::vector<int64_t> firsts;
   for (int64_t request = 0; request < job_.requests; ++request) {
     const Window& window = job_.windows[request * job_.size.num_spaces + number];
     const PageList src = job_.pages.part(window.src_offset, window.src_pages);
@@ -33,9 +41,13 @@ Status Planner::prepare_space(int64_t number) {
       status.request = request;
       return status;
     }
-    targets.push_back(dst);
+    const PageRange written = pages_written(space, window);
+    targets.push_back(dst.part(written.first, written.count));
+    firsts.push_back(written.first);
   }
-  return check_distinct(targets, space.dst_limit);
+  Status status = check_distinct(targets, space.dst_limit);
+  if (status.code != Code::kOk) status.position += firsts[static_cast<size_t>(status.request)];
+  return status;
 }
 
 Status Planner::prepare_group(int64_t request, int64_t number) {
@@ -44,6 +56,7 @@ Status Planner::prepare_group(int64_t request, int64_t number) {
   Pairs pairs;
   const Status status = pairs_of(group, job_.spaces[group.space], window, &pairs);
   if (status.code != Code::kOk) return status;
+  if (pairs.count > kMostDescriptors) return {Code::kOverflow};
   const PageList src = job_.pages.part(window.src_offset, window.src_pages);
   runs_.push_back(find_runs(group, pairs, src, job_.pages.part(window.dst_offset, window.dst_pages), narrow_));
   return status;
@@ -76,7 +89,8 @@ Status Planner::prepare() {
         const int64_t count = runs_of(request, entry).with_columns(
             [&](const auto& runs) { return count_descriptors(entry, steps, runs); });
         int64_t total;
-        if (!add(starts_.back(), count, &total)) return {Code::kOverflow, request, 0, e, 0};
+        if (!add(starts_.back(), count, &total) || total > kMostDescriptors) 
+          return {Code::kOverflow, request, job_.groups[entry.group].space, e, 0};
         pieces_.push_back({request, e});
         starts_.push_back(total);
       }
