@@ -27,7 +27,8 @@ Status Planner::prepare_entries() {
 
 Status Planner::prepare_space(int64_t number) {
   const Space& space = job_.spaces[number];
-  // What all requests write of their lists: two must not write one page either. A list may hold more than is written.
+  // No list may hold a page twice. Nor may two requests write one; but their lists may both hold pages that are not
+  // written now, those of a shared prefix or of other chunks.
   std::vector<PageList> targets;
   std::vector<int64_t> firsts;
   for (int64_t request = 0; request < job_.requests; ++request) {
@@ -37,6 +38,7 @@ Status Planner::prepare_space(int64_t number) {
     Status status = check_window(space, window);
     if (status.code == Code::kOk) status = check_range(src, space.src_limit, Code::kSrcRange);
     if (status.code == Code::kOk) status = check_range(dst, space.dst_limit, Code::kDstRange);
+    if (status.code == Code::kOk) status = check_distinct({dst}, space.dst_limit);
     if (status.code != Code::kOk) {
       status.request = request;
       return status;
@@ -45,6 +47,7 @@ Status Planner::prepare_space(int64_t number) {
     targets.push_back(dst.part(written.first, written.count));
     firsts.push_back(written.first);
   }
+  if (job_.requests == 1) return {};
   Status status = check_distinct(targets, space.dst_limit);
   if (status.code != Code::kOk) status.position += firsts[static_cast<size_t>(status.request)];
   return status;
