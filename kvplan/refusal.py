@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 def refusal(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
     """The error for a status (Code in csrc/entry.h), in words."""
     code, request, space, position, value = facts[:5]
-    if code == 11:
-        name = pairing.space_names[space]
-        return PlanError(
-            f"space {name!r}: positions, sizes or the number of descriptors pass what can be held "
-            f"({pairing.narrowest[space][0]}, entry {position}, starts and count {windows[7 * space + 4 :][:3]})"
-        )
-    at = 7 * (request * len(pairing.space_names) + space)
-    src_start, dst_start, num_tokens = windows[at + 4 : at + 7]
-    name = pairing.space_names[space]
+    where = f"space {pairing.space_names[space]!r}"
     source, destination = pairing.narrowest[space]
     src_tokens, dst_tokens = source.tokens, destination.tokens
-    where = f"space {name!r}"
+    at = 7 * (request * len(pairing.space_names) + space)
+    window = windows[at + 4 : at + 7]
+    if code == 11:  # the tables alone may be at fault, with no request given
+        return PlanError(
+            f"{where}: positions, sizes or the number of descriptors pass what can be held ({source}, entry "
+            f"{position}, starts and count {window})"
+        )
+    src_start, dst_start, num_tokens = window
     if code == 1:
         return PlanError(
             f"{where}: source page id {value} at position {position} is out of range: {source} has pages 0 to "

@@ -24,25 +24,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def layout(regions: list[dict[str, Any]], page_size: int) -> kvplan.Layout:
-    return kvplan.Layout([region(fields) for fields in regions], page_size=page_size)
-
-
-def region(fields: dict[str, Any]) -> kvplan.Region:
-    kind, device = fields["memory"]
-    return kvplan.Region(
-        fields["name"],
-        fields["layer"],
-        fields["base"],
-        fields["page_bytes"],
-        fields["num_pages"],
-        page_stride=fields["page_stride"],
-        tokens=fields["tokens"],
-        rows=fields["rows"],
-        space=fields["space"],
-        memory=kvplan.Memory.DRAM if kind == "DRAM" else kvplan.Memory.VRAM(device),
-        heads=fields["heads"] and kvplan.Heads(*fields["heads"]),
-        interleave=fields["interleave"] and kvplan.Interleave(*fields["interleave"]),
-    )
+    return kvplan.Layout.from_dict({"page_size": page_size, "regions": regions})
 
 
 def layouts(case: dict[str, Any]) -> tuple[kvplan.Layout, kvplan.Layout]:
