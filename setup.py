@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,12 @@ class CMakeBuild(build_ext):
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
         subprocess.run([*configure, "-DCMAKE_BUILD_TYPE=Release"], check=True)
         subprocess.run(["cmake", "--build", build, "--target", "_C", "-j", jobs], check=True)
+        package = ROOT / "kvplan"
+        if (self.editable_mode or self.inplace) and output != package:
+            # setuptools takes the extension alone to the source folder.
+            (package / "kernels.fatbin").unlink(missing_ok=True)
+            if (output / "kernels.fatbin").exists():
+                shutil.copy(output / "kernels.fatbin", package)
 
     def get_ext_filename(self, fullname: str) -> str:
         # No Python symbol inside, so no Python version in the name.

@@ -71,7 +71,7 @@ struct Run {
   int64_t count;        // index pairs
 };
 
-// Why a request is refused. The same numbers in kvplan/plan.py.
+// Why a request is refused. The words for each are in kvplan/refusal.py.
 enum class Code : int64_t {
   kOk = 0,
   kSrcRange = 1,        // value: the page id; position: where in the source list
@@ -85,7 +85,12 @@ enum class Code : int64_t {
   kSrcVirtual = 9,      // value: what src_start must be a multiple of; position: it
   kDstVirtual = 10,     // value: what dst_start must be a multiple of; position: it
   kOverflow = 11,       // position: group or entry; value: 0
+  kRoom = 12,           // value: descriptors there are; position: descriptors there is room for
+  kJob = 13,            // tables, job, pages and outputs of a planning op do not belong together
 };
+
+// In place of the position of a bad slot: the request names no row of the table, or more tokens than a row has.
+constexpr int64_t kNoRow = -2;
 
 struct Status {
   Code code = Code::kOk;

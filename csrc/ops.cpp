@@ -1,37 +1,13 @@
-// The torch ops: schemas, registration, tensors -> plain structs. Built on torch's stable ABI, so that one binary serves
-// torch 2.11 and newer. Python (kvplan/ops.py) checks what a user passes; the checks here keep memory safe.
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
-
-#include <algorithm>
+// The torch ops on CPU tensors: tensors -> plain structs, and registration. Schemas and fakes are in kvplan/ops.py.
 #include <array>
 #include <tuple>
-#include <vector>
 
 #include "cpu/blocks.h"
 #include "cpu/stages.h"
+#include "tensors.h"
 
 namespace kvplan {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-
-static_assert(sizeof(Entry) == 6 * sizeof(int64_t) && sizeof(Space) == 6 * sizeof(int64_t));
-static_assert(sizeof(Group) == 12 * sizeof(int64_t) && sizeof(Window) == 7 * sizeof(int64_t));
-
-Tensor new_words(std::initializer_list<int64_t> sizes) {
-  const std::vector<int64_t> shape(sizes);
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(shape[i], 1);
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
-                                                  aoti_torch_dtype_int64(), aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
-}
 
 // An uninitialised table of n descriptors.
 Tensor new_table(int64_t n) {
@@ -42,134 +18,154 @@ Tensor new_table(int64_t n) {
                                   ScalarType::Long, [block](void*) { cpu::Blocks::instance().give(block); });
 }
 
-// Data of a contiguous int64 CPU tensor with rows of `columns` words.
-template <class T>
-const T* rows(const Tensor& tensor, const char* what, int64_t* count) {
-  constexpr int64_t columns = sizeof(T) / sizeof(int64_t);
-  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous() && tensor.is_cpu(), what,
-                  " must be a contiguous int64 CPU tensor");
-  STD_TORCH_CHECK(tensor.numel() % columns == 0, what, " must have rows of ", columns, " words");
-  *count = tensor.numel() / columns;
-  return static_cast<const T*>(tensor.data_ptr());
-}
-
 cpu::PageList page_list(const Tensor& tensor, const char* what) {
-  const bool wide = tensor.scalar_type() == ScalarType::Long;
-  STD_TORCH_CHECK((wide || tensor.scalar_type() == ScalarType::Int) && tensor.dim() == 1 && tensor.is_contiguous() &&
-                      tensor.is_cpu(),
-                  what, " must be a contiguous 1-D int32 or int64 CPU tensor");
+  const bool wide = check_ids(tensor, what);
   return {tensor.data_ptr(), tensor.numel(), wide};
 }
 
-constexpr int64_t kMostRanks = 1 << 16;  // of an interleave; pairs_of searches through them
 constexpr int64_t kDescriptorsPerThread = 1 << 16;  // about 20 us: below that waking a thread costs more
 
-// The tables inside one tensor; checks that they lie within it and within each other's bounds.
-void read_tables(const Tensor& tables, cpu::Job* job) {
+Tables read_tables(const Tensor& tensor) {
   int64_t words;
-  const auto* at = rows<int64_t>(tables, "tables", &words);
-  constexpr int64_t kHeader = sizeof(Header) / sizeof(int64_t);
-  STD_TORCH_CHECK(words >= kHeader, "tables have no header");
-  job->size = *reinterpret_cast<const Header*>(at);
-  const Header& size = job->size;
-  for (const int64_t count : {size.num_entries, size.num_groups, size.num_spaces, size.num_segments})
-    STD_TORCH_CHECK(count >= 0 && count <= words, "tables have a bad header");
-  STD_TORCH_CHECK(words == kHeader + 6 * size.num_entries + 12 * size.num_groups + 6 * size.num_spaces +
-                               size.num_segments + 1,
-                  "tables do not have the length their header says");
-  job->entries = reinterpret_cast<const Entry*>(at + kHeader);
-  job->groups = reinterpret_cast<const Group*>(job->entries + size.num_entries);
-  job->spaces = reinterpret_cast<const Space*>(job->groups + size.num_groups);
-  job->bounds = reinterpret_cast<const int64_t*>(job->spaces + size.num_spaces);
-  STD_TORCH_CHECK(job->bounds[0] == 0 && job->bounds[size.num_segments] == size.num_entries &&
-                      std::is_sorted(job->bounds, job->bounds + size.num_segments + 1),
-                  "bounds must rise from 0 to the number of entries");
+  const auto* at = rows<const int64_t>(tensor, "tables", &words);
+  const char* fault = fault_in_sizes(at, words);
+  STD_TORCH_CHECK(fault == nullptr, fault);
+  const Tables tables = view_tables(at);
+  int64_t row = 0;
+  fault = fault_in_rows(tables, &row);
+  STD_TORCH_CHECK(fault == nullptr, fault, " ", row);
+  return tables;
 }
 
-void check_tables(const cpu::Job& job) {
-  for (int64_t s = 0; s < job.size.num_spaces; ++s) {
-    const Space& space = job.spaces[s];
-    STD_TORCH_CHECK(space.src_limit > 0 && space.dst_limit > 0 && space.src_tokens > 0 && space.dst_tokens > 0 &&
-                        space.src_align > 0 && space.dst_align > 0,
-                    "space ", s, " is empty");
-  }
-  for (int64_t g = 0; g < job.size.num_groups; ++g) {
-    const Group& group = job.groups[g];
-    STD_TORCH_CHECK(group.space >= 0 && group.space < job.size.num_spaces, "group ", g, " names no space");
-    STD_TORCH_CHECK(group.compression > 0, "group ", g, " has no compression");
-    // The row arithmetic of a group must agree with the tokens by which its lists are checked.
-    const auto check = [&](const Side& side, int64_t tokens, int64_t align) {
-      int64_t covered;
-      STD_TORCH_CHECK(side.size > 0 && side.size < kMostRanks && side.rank >= 0 && side.rank < side.size && side.rows > 0 &&
-                          side.page_step > 0 && side.row_step > 0 && mul(side.rows, side.size, &covered) &&
-                          mul(covered, group.compression, &covered) && covered == tokens &&
-                          (side.size == 1 || align % tokens == 0),
-                      "group ", g, " has a side that does not fit its space");
-    };
-    check(group.src, job.spaces[group.space].src_tokens, job.spaces[group.space].src_align);
-    check(group.dst, job.spaces[group.space].dst_tokens, job.spaces[group.space].dst_align);
-  }
-  for (int64_t e = 0; e < job.size.num_entries; ++e) {
-    const Entry& entry = job.entries[e];
-    STD_TORCH_CHECK(entry.group >= 0 && entry.group < job.size.num_groups, "entry ", e, " names no group");
-    STD_TORCH_CHECK(entry.nbytes > 0 && entry.src_stride > 0 && entry.dst_stride > 0, "entry ", e, " has no size");
-  }
-}
-
-void check_windows(const cpu::Job& job, size_t words) {
-  const int64_t count = job.requests * job.size.num_spaces;
-  STD_TORCH_CHECK(words == static_cast<size_t>(count) * (sizeof(Window) / sizeof(int64_t)),
+// Windows [requests, spaces]; checks that they lie within the page ids.
+int64_t check_windows(const Tables& tables, const std::vector<int64_t>& words, int64_t num_pages) {
+  const int64_t per_request = tables.size.num_spaces * words_of<Window>();
+  const int64_t requests = per_request == 0 ? 0 : static_cast<int64_t>(words.size()) / per_request;
+  STD_TORCH_CHECK(words.size() == static_cast<size_t>(requests * per_request),
                   "windows must hold seven numbers a request and space");
   const auto inside = [&](int64_t offset, int64_t size) {
-    return offset >= 0 && size >= 0 && offset <= job.pages.size && size <= job.pages.size - offset;
+    return offset >= 0 && size >= 0 && offset <= num_pages && size <= num_pages - offset;
   };
-  for (int64_t i = 0; i < count; ++i) {
-    const Window& window = job.windows[i];
+  const auto* windows = reinterpret_cast<const Window*>(words.data());
+  for (int64_t i = 0; i < requests * tables.size.num_spaces; ++i) {
+    const Window& window = windows[i];
     STD_TORCH_CHECK(inside(window.src_offset, window.src_pages) && inside(window.dst_offset, window.dst_pages),
                     "window ", i, " leaves the list of pages");
     STD_TORCH_CHECK(window.src_start >= 0 && window.dst_start >= -1 && window.num_tokens >= -1, "window ", i,
                     " has a negative position");
   }
+  return requests;
 }
 
-std::tuple<Tensor, Tensor> plan(const Tensor& tables, const Tensor& pages, const std::vector<int64_t>& windows) {
-  cpu::Job job{};
-  read_tables(tables, &job);
-  check_tables(job);
-  job.pages = page_list(pages, "pages");
-  job.windows = reinterpret_cast<const Window*>(windows.data());
-  const int64_t per_request = job.size.num_spaces * static_cast<int64_t>(sizeof(Window) / sizeof(int64_t));
-  job.requests = per_request == 0 ? 0 : static_cast<int64_t>(windows.size()) / per_request;
-  check_windows(job, windows.size());
+constexpr int64_t kFacts = 5;  // words of a Status in an info
 
-  cpu::Planner planner(job);
-  const Status status = planner.prepare();
-  const bool ok = status.code == Code::kOk;
-  const std::array<int64_t, 5> facts = {static_cast<int64_t>(status.code), status.request, status.space,
-                                        status.position, status.value};
-  const auto& offsets = planner.offsets();
-  Tensor info = new_words({static_cast<int64_t>(facts.size() + (ok ? offsets.size() : 0))});
-  auto* words = static_cast<int64_t*>(info.data_ptr());
-  words = std::copy(facts.begin(), facts.end(), words);
-  if (ok) std::copy(offsets.begin(), offsets.end(), words);
-  const int64_t n = ok ? offsets.back() : 0;
-  Tensor table = new_table(n);
-  auto* out = static_cast<uint64_t*>(table.data_ptr());
+int64_t* put_status(int64_t* out, const Status& status) {
+  const std::array<int64_t, kFacts> facts = {static_cast<int64_t>(status.code), status.request, status.space,
+                                             status.position, status.value};
+  return std::copy(facts.begin(), facts.end(), out);
+}
+
+Status prepare_job(const Tables& tables, const std::vector<int64_t>& windows, int64_t num_pages,
+                   std::vector<int64_t>* words) {
+  const int64_t requests = check_windows(tables, windows, num_pages);
+  return cpu::prepare(tables, reinterpret_cast<const Window*>(windows.data()), requests, num_pages, words);
+}
+
+std::tuple<Tensor, Tensor> prepare(const Tensor& tables, const std::vector<int64_t>& windows, int64_t num_pages) {
+  std::vector<int64_t> words;
+  Tensor status = new_words({kFacts});
+  STD_TORCH_CHECK(num_pages >= 0, "num_pages must not be negative");
+  const Status found = prepare_job(read_tables(tables), windows, num_pages, &words);
+  put_status(static_cast<int64_t*>(status.data_ptr()), found);
+  Tensor job = new_words({found.code == Code::kOk ? static_cast<int64_t>(words.size()) : 0});
+  if (found.code == Code::kOk) std::copy(words.begin(), words.end(), static_cast<int64_t*>(job.data_ptr()));
+  return {job, status};
+}
+
+void write(const cpu::Planner& planner, uint64_t* out, int64_t stride, int64_t n) {
   // Threads are torch's own, as many as its user lets it have.
   const int64_t grain = n == 0 ? 1 : ceil_div(planner.pieces() * kDescriptorsPerThread, n);
   torch::stable::parallel_for(0, planner.pieces(), grain, [&](int64_t first, int64_t last) {
-    planner.write({out, out + n, out + 2 * n}, first, last);
+    planner.write({out, out + stride, out + 2 * stride}, first, last);
   });
+}
+
+std::tuple<Tensor, Tensor> plan(const Tensor& tables_tensor, const Tensor& pages, const std::vector<int64_t>& windows) {
+  const Tables tables = read_tables(tables_tensor);
+  const cpu::PageList list = page_list(pages, "pages");
+  std::vector<int64_t> words;
+  Status status = prepare_job(tables, windows, list.size, &words);
+  const Job job = status.code == Code::kOk ? view_job(words.data()) : Job{};
+  cpu::Planner planner(tables, job, list);
+  if (status.code == Code::kOk) status = planner.prepare();
+  const bool ok = status.code == Code::kOk;
+  const auto& offsets = planner.offsets();
+  Tensor info = new_words({kFacts + (ok ? static_cast<int64_t>(offsets.size()) : 0)});
+  int64_t* at = put_status(static_cast<int64_t*>(info.data_ptr()), status);
+  if (ok) std::copy(offsets.begin(), offsets.end(), at);
+  const int64_t n = ok ? offsets.back() : 0;
+  Tensor table = new_table(n);
+  if (ok) write(planner, static_cast<uint64_t*>(table.data_ptr()), n, n);
   return {table, info};
 }
 
-std::tuple<Tensor, Tensor> page_indices(const Tensor& slots, int64_t page_size) {
-  STD_TORCH_CHECK(page_size > 0, "page_size must be positive");
-  const auto list = page_list(slots, "slots");
-  Tensor pages = new_words({ceil_div(list.size, page_size)});
-  Tensor bad = new_words({1});
-  *static_cast<int64_t*>(bad.data_ptr()) =
-      cpu::page_indices(list, page_size, static_cast<int64_t*>(pages.data_ptr()));
+// Whether a job is one of these tables and so many page ids: what its sizes say must be true of it.
+bool belongs(const Tables& tables, const Tensor& tensor, int64_t num_pages) {
+  int64_t words;
+  const auto* at = rows<const int64_t>(tensor, "job", &words);
+  if (words < words_of<JobSize>()) return false;
+  const JobSize& size = *reinterpret_cast<const JobSize*>(at);
+  for (const int64_t count : {size.requests, size.lists, size.pieces, size.checks})
+    if (count < 0 || count > words) return false;
+  return size.lists == size.requests * tables.size.num_groups && size.pieces == size.requests * tables.size.num_entries &&
+         size.pages == num_pages &&
+         words == words_of<JobSize>() + words_of<List>() * (size.lists + 1) + words_of<Check>() * (size.checks + 1);
+}
+
+void plan_(const Tensor& tables_tensor, const Tensor& job_tensor, const Tensor& pages,
+           const std::vector<int64_t>& /* sizes: for devices, that cannot read the job's own */, const Tensor& table,
+           const Tensor& info) {
+  const Tables tables = read_tables(tables_tensor);
+  const cpu::PageList list = page_list(pages, "pages");
+  check_table(table, "table");
+  int64_t words;
+  auto* out = rows<int64_t>(info, "info", &words);
+  Job job{};
+  Status status{Code::kJob};
+  if (belongs(tables, job_tensor, list.size)) {
+    job = view_job(static_cast<const int64_t*>(job_tensor.data_ptr()));
+    status = {};
+  }
+  STD_TORCH_CHECK(words == kFacts + tables.size.num_segments * job.size.requests + 1 || status.code == Code::kJob,
+                  "info must have ", kFacts, " + segments * requests + 1 words");
+  STD_TORCH_CHECK(words >= kFacts, "info must have ", kFacts, " words or more");
+  cpu::Planner planner(tables, job, list);
+  if (status.code == Code::kOk) status = planner.prepare();
+  const int64_t n = status.code == Code::kOk ? planner.offsets().back() : 0, room = table.size(1);
+  if (n > room) status = {Code::kRoom, 0, 0, room, n};
+  int64_t* rest = put_status(out, status);
+  std::fill(rest, out + words, 0);
+  if (status.code != Code::kOk) return;
+  std::copy(planner.offsets().begin(), planner.offsets().end(), rest);
+  write(planner, static_cast<uint64_t*>(table.data_ptr()), room, n);
+}
+
+std::tuple<Tensor, Tensor> page_indices(const Tensor& slots, int64_t page_size, const std::optional<Tensor>& requests,
+                                        const std::optional<Tensor>& lengths) {
+  const Slots view = slots_of(slots, page_size, requests, lengths);
+  const int64_t columns = ceil_div(view.row_length, page_size);
+  Tensor pages = slots.dim() == 1 ? new_words({columns}) : new_words({view.num_requests, columns});
+  Tensor bad = new_words({view.num_requests});
+  auto* out = static_cast<int64_t*>(pages.data_ptr());
+  auto* found = static_cast<int64_t*>(bad.data_ptr());
+  std::fill(out, out + view.num_requests * columns, -1);
+  const cpu::PageList all{view.data, view.num_rows * view.row_length, view.wide};
+  for (int64_t b = 0; b < view.num_requests; ++b, out += columns) {
+    const int64_t row = view.requests ? view.requests[b] : b;
+    const int64_t length = view.lengths ? view.lengths[b] : view.row_length;
+    const bool inside = row >= 0 && row < view.num_rows && length >= 0 && length <= view.row_length;
+    found[b] = inside ? cpu::page_indices(all.part(row * view.stride, length), page_size, out) : kNoRow;
+  }
   return {pages, bad};
 }
 
@@ -185,29 +181,37 @@ Tensor check_pages(const Tensor& pages, int64_t limit, bool distinct) {
   return found;
 }
 
-std::tuple<Tensor, Tensor> find_runs(const Tensor& src, const Tensor& dst) {
-  int64_t n, m;
-  const auto* from = rows<int64_t>(src, "src", &n);
-  const auto* to = rows<int64_t>(dst, "dst", &m);
+std::tuple<Tensor, Tensor> find_runs(const Tensor& src, const Tensor& dst, const std::optional<Tensor>& indptr) {
+  int64_t n, m, num_cuts = 2;
+  const auto* from = rows<const int64_t>(src, "src", &n);
+  const auto* to = rows<const int64_t>(dst, "dst", &m);
   STD_TORCH_CHECK(n == m, "src and dst must be of one length");
+  const std::array<int64_t, 2> one_list = {0, n};
+  const int64_t* cuts = indptr ? rows<const int64_t>(*indptr, "indptr", &num_cuts) : one_list.data();
+  STD_TORCH_CHECK(num_cuts > 0 && cuts[0] == 0 && cuts[num_cuts - 1] == n && std::is_sorted(cuts, cuts + num_cuts),
+                  "indptr must rise from 0 to the length of src");
   Tensor runs = new_words({3, n});
-  Tensor count = new_words({1});
+  Tensor run_indptr = new_words({num_cuts});
   auto* out = static_cast<int64_t*>(runs.data_ptr());
-  const int64_t found = cpu::find_runs(from, to, n, out, out + n, out + 2 * n);
+  auto* found = static_cast<int64_t*>(run_indptr.data_ptr());
+  found[0] = 0;
+  for (int64_t i = 0; i + 1 < num_cuts; ++i) {
+    int64_t* at = out + found[i];
+    found[i + 1] = found[i] + cpu::find_runs(from + cuts[i], to + cuts[i], cuts[i + 1] - cuts[i], at, at + n, at + 2 * n);
+  }
   // The tail is defined, so that equal inputs give equal outputs to the bit.
-  for (int64_t* row = out; row < out + 3 * n; row += n) std::fill(row + found, row + n, 0);
-  *static_cast<int64_t*>(count.data_ptr()) = found;
-  return {runs, count};
+  for (int64_t* row = out; n > 0 && row < out + 3 * n; row += n) std::fill(row + found[num_cuts - 1], row + n, 0);
+  return {runs, run_indptr};
 }
 
 // Runs of each group (indptr [groups + 1] cuts them), expanded over the entries. Refuses what would leave 64 bits.
 std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, const Tensor& indptr, const Tensor& steps,
                                   int64_t capacity) {
   int64_t num_entries, words, num_cuts, num_groups;
-  const auto* entry = rows<Entry>(entries, "entries", &num_entries);
-  const auto* run = rows<int64_t>(runs, "runs", &words);
-  const auto* cuts = rows<int64_t>(indptr, "indptr", &num_cuts);
-  const auto* step = rows<Steps>(steps, "steps", &num_groups);
+  const auto* entry = rows<const Entry>(entries, "entries", &num_entries);
+  const auto* run = rows<const int64_t>(runs, "runs", &words);
+  const auto* cuts = rows<const int64_t>(indptr, "indptr", &num_cuts);
+  const auto* step = rows<const Steps>(steps, "steps", &num_groups);
   STD_TORCH_CHECK(runs.dim() == 2 && runs.size(0) == 3 && num_cuts == num_groups + 1 && cuts[0] == 0 && capacity >= 0 &&
                       std::is_sorted(cuts, cuts + num_cuts) && cuts[num_groups] <= words / 3,
                   "runs must be [3, R], indptr must rise from 0 to at most R and have a row more than steps");
@@ -255,29 +259,24 @@ std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, con
   return {table, count};
 }
 
-void copy_(const Tensor& table, const std::vector<Tensor>& /* written: for the schema alone */) {
-  int64_t words;
-  const auto* out = reinterpret_cast<const uint64_t*>(rows<int64_t>(table, "table", &words));
-  STD_TORCH_CHECK(table.dim() == 2 && table.size(0) == 3, "table must be [3, N]");
-  const int64_t n = words / 3;
-  cpu::copy(out, out + n, out + 2 * n, n);
+void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::vector<Tensor>& /* read */,
+           const std::vector<Tensor>& /* written: both for the schema alone */) {
+  check_table(table, "table");
+  const auto* out = static_cast<const uint64_t*>(table.data_ptr());
+  const int64_t room = table.size(1);
+  int64_t n = room, words = 1;
+  if (count) n = *rows<const int64_t>(*count, "count", &words);
+  STD_TORCH_CHECK(words == 1 && n >= 0 && n <= room, "count must be one number, from 0 to the table's ", room);
+  cpu::copy(out, out + room, out + 2 * room, n);
 }
 
 }  // namespace
 }  // namespace kvplan
 
-STABLE_TORCH_LIBRARY(kvplan, m) {
-  m.def("plan(Tensor tables, Tensor pages, int[] windows) -> (Tensor table, Tensor info)");
-  m.def("page_indices(Tensor slots, int page_size) -> (Tensor pages, Tensor bad)");
-  m.def("check_pages(Tensor pages, int limit, bool distinct) -> Tensor");
-  m.def("find_runs(Tensor src, Tensor dst) -> (Tensor runs, Tensor count)");
-  m.def("expand(Tensor entries, Tensor runs, Tensor indptr, Tensor steps, int capacity)"
-        " -> (Tensor table, Tensor count)");
-  m.def("copy_(Tensor table, Tensor(a!)[] written) -> ()");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(kvplan, CPU, m) {
+  m.impl("prepare", TORCH_BOX(&kvplan::prepare));
   m.impl("plan", TORCH_BOX(&kvplan::plan));
+  m.impl("plan_", TORCH_BOX(&kvplan::plan_));
   m.impl("page_indices", TORCH_BOX(&kvplan::page_indices));
   m.impl("check_pages", TORCH_BOX(&kvplan::check_pages));
   m.impl("find_runs", TORCH_BOX(&kvplan::find_runs));

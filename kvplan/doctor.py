@@ -12,6 +12,7 @@ import json
 import platform
 import shutil
 import sys
+import warnings
 from collections.abc import Callable
 
 
@@ -48,10 +49,12 @@ def _extension() -> Finding:
 
         from . import ops
 
-        runs, count = ops.find_runs(*[torch.tensor([3, 4, 9])] * 2)
+        if not ops.EXTENSION.exists():
+            return Finding("compiled extension", False, f"{ops.EXTENSION.name} is missing", fix, needed=True)
+        runs, cuts = ops.find_runs(*[torch.tensor([3, 4, 9])] * 2)
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         return Finding("compiled extension", False, str(error).splitlines()[0], fix, needed=True)
-    works = runs[:, : int(count)].tolist() == [[3, 9], [3, 9], [2, 1]]
+    works = runs[:, : int(cuts[-1])].tolist() == [[3, 9], [3, 9], [2, 1]]
     return Finding("compiled extension", works, str(ops.EXTENSION), fix, needed=True)
 
 
@@ -69,7 +72,8 @@ def _cuda() -> Finding:
 
 def _nvcc() -> Finding:
     path = shutil.which("nvcc")
-    return Finding("nvcc", path is not None, path or "not on PATH", "nothing to do: this release has no CUDA kernels")
+    fix = "only needed to build kernels ahead of use: install the CUDA toolkit, or have CuPy compile them"
+    return Finding("nvcc", path is not None, path or "not on PATH", fix)
 
 
 def _module(name: str, module: str, distributions: tuple[str, ...], fix: str) -> Callable[[], Finding]:
@@ -91,6 +95,24 @@ def _module(name: str, module: str, distributions: tuple[str, ...], fix: str) ->
     return look
 
 
+def _backend(number: int, device: str) -> Callable[[], Finding]:
+    """Who plans for tensors of a device, and why; `number` in `backend.chosen()`."""
+
+    def look() -> Finding:
+        name = f"plans on the {device}"
+        try:
+            from . import backend
+
+            choice = backend.chosen()[number]
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            return Finding(name, False, str(error).splitlines()[0])
+        if choice.name is None:
+            return Finding(name, False, choice.why)
+        return Finding(name, True, f"by {choice.name}: {choice.why.splitlines()[0]}")
+
+    return look
+
+
 UNUSED = "nothing to do: this release of kvplan does not use it"
 
 CHECKS: tuple[Callable[[], Finding], ...] = (
@@ -99,8 +121,15 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     _extension,
     _cuda,
     _nvcc,
-    _module("Triton", "triton", ("triton",), UNUSED),
-    _module("CuPy", "cupy", ("cupy-cuda12x", "cupy-cuda13x"), UNUSED),
+    _module(
+        "CuPy",
+        "cupy",
+        ("cupy-cuda12x", "cupy-cuda13x"),
+        "only needed for a GPU without nvcc: pip install 'kvplan[cupy]'",
+    ),
+    _module("Triton", "triton", ("triton",), "only needed for a GPU without nvcc and CuPy: pip install triton"),
+    _backend(0, "CPU"),
+    _backend(1, "GPU"),
     _module(
         "Mooncake engine",
         "mooncake.engine",
@@ -114,7 +143,9 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 
 def examine() -> list[Finding]:
     """All findings, in the order of the report."""
-    return [check() for check in CHECKS]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what would be warned of is in the report
+        return [check() for check in CHECKS]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

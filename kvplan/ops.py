@@ -1,4 +1,10 @@
-"""The torch ops of kvplan: loading, fakes for tracing, and thin documented calls."""
+"""The stages as torch ops: schemas, tags, fakes for tracing, and thin documented calls.
+
+Every op takes tensors of one device and gives its results there. On a GPU none of them waits: results have a fixed
+size, and what is found on the way (a count, a status) is a tensor too. So all but `plan` and `prepare`, which run on
+the CPU, trace under `torch.compile(fullgraph=True)` and capture into a CUDA graph. See `kvplan.backend` for who runs
+them.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +13,47 @@ from pathlib import Path
 
 import torch
 
+from . import backend
+
 EXTENSION = Path(__file__).parent / "_C.so"
 
+SIZES = 9  # words of struct JobSize (csrc/job.h), with which a job begins
 
-def _load() -> None:
-    if not EXTENSION.exists():
-        raise ImportError(
-            f"kvplan's compiled extension {EXTENSION.name} is missing: build it with "
-            f"'pip install --no-build-isolation .' in the source tree (needs g++ and cmake). If that is done, you are "
-            f"in the source tree, which hides the installed package: leave this folder, or install with --editable"
-        )
-    torch.ops.load_library(EXTENSION)
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_DYNAMIC = (*_TAGS, torch.Tag.dynamic_output_shape)
+_SCHEMAS = {
+    "plan(Tensor tables, Tensor pages, int[] windows) -> (Tensor table, Tensor info)": _DYNAMIC,
+    "prepare(Tensor tables, int[] windows, int num_pages) -> (Tensor job, Tensor status)": _DYNAMIC,
+    "plan_(Tensor tables, Tensor job, Tensor pages, int[] sizes, Tensor(a!) table, Tensor(b!) info) -> ()": _TAGS,
+    "page_indices(Tensor slots, int page_size, Tensor? rows=None, Tensor? lengths=None)"
+    " -> (Tensor pages, Tensor bad)": _TAGS,
+    "check_pages(Tensor pages, int limit, bool distinct) -> Tensor": _TAGS,
+    "find_runs(Tensor src, Tensor dst, Tensor? indptr=None) -> (Tensor runs, Tensor run_indptr)": _TAGS,
+    "expand(Tensor entries, Tensor runs, Tensor indptr, Tensor steps, int capacity)"
+    " -> (Tensor table, Tensor count)": _TAGS,
+    "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written) -> ()": _TAGS,
+    "load_kernels(Tensor image) -> ()": _TAGS,
+}
 
-
-_load()
+_library = torch.library.Library("kvplan", "DEF")
+for _schema, _tags in _SCHEMAS.items():
+    _library.define(_schema, tags=_tags)
 
 _plan = torch.ops.kvplan.plan.default
+_prepare = torch.ops.kvplan.prepare.default
+_plan_ = torch.ops.kvplan.plan_.default
 _page_indices = torch.ops.kvplan.page_indices.default
 _check_pages = torch.ops.kvplan.check_pages.default
 _find_runs = torch.ops.kvplan.find_runs.default
 _expand = torch.ops.kvplan.expand.default
 _copy = torch.ops.kvplan.copy_.default
 
+# A copy that names nothing it writes is not to be dropped for that.
+torch.fx.node.has_side_effect(_copy)
+
 
 def plan(tables: torch.Tensor, pages: torch.Tensor, windows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """All stages of planning in one call, for one request or many.
+    """All stages of planning in one call on the CPU, for one request or many.
 
     Args:
         tables: int64 [T], the tables of a Pairing (structs Header, Entry, Group, Space in csrc/entry.h).
@@ -43,29 +65,91 @@ def plan(tables: torch.Tensor, pages: torch.Tensor, windows: Sequence[int]) -> t
         table: int64 [3, N]: src address, dst address, nbytes; N = 0 where the status is not 0.
         info: int64: status (Code in csrc/entry.h), its request, space, position and value; where the status is 0, then
             [segments * requests + 1] offsets into the table.
+
+    Raises:
+        RuntimeError: tables or windows are malformed.
     """
     return _plan(tables, pages, windows)
 
 
-def page_indices(slots: torch.Tensor, page_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Page ids of a request from its token slots.
+def prepare(tables: torch.Tensor, windows: Sequence[int], num_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """All of planning that needs no page id, on the CPU: lengths and positions checked, and what is left made a job.
 
     Args:
-        slots: int32 or int64 [T]: slot of each token. Slot s lies in page s // page_size. The slots of one page must be
-            consecutive and begin at the page's start; the last page may be partly filled.
-        page_size: tokens a page.
+        tables, windows: as `plan` takes them; tables on the CPU.
+        num_pages: page ids there will be.
 
     Returns:
-        pages: int64 [ceil(T / page_size)].
-        bad: int64 [1]: position of the first slot that breaks the rule, or -1. Where it is not -1, pages is void.
+        job: int64 [J] for `plan_`, to be moved to the device as it is; empty where the status is not 0. It begins with
+            the SIZES words of struct JobSize (csrc/job.h); the last of them, `most`, bounds the descriptors.
+        status: int64 [5]: status (Code in csrc/entry.h), its request, space, position and value.
+
+    Raises:
+        RuntimeError: tables or windows are malformed.
+    """
+    return _prepare(tables, windows, num_pages)
+
+
+def plan_(
+    tables: torch.Tensor,
+    job: torch.Tensor,
+    pages: torch.Tensor,
+    sizes: Sequence[int],
+    table: torch.Tensor,
+    info: torch.Tensor,
+) -> None:
+    """Plan a prepared job where the page ids are, into tensors that are given; nothing waits.
+
+    In a CUDA graph, a replay plans whatever `pages` (and `job`, if its sizes stay the same) hold by then.
+
+    Args:
+        tables: int64 [T], the tables of a Pairing, on the device of `pages`.
+        job: int64 [J], from `prepare`, on that device. Its contents are believed.
+        pages: int32 or int64 [P], the page lists of all requests behind one another, as the windows say.
+        sizes: the first SIZES words of the job, on the host.
+        table: int64 [3, room], written: descriptors 0 to N - 1; what lies behind them stays as it is. On the device, or
+            in pinned host memory.
+        info: int64 [6 + segments * requests], written: the status as in `plan`, then where the descriptors of each
+            request in each segment begin, and N. Where the status is not 0 all that follows it is 0, and the table is
+            untouched: kRoom (12) tells in its value how much room there must be, kJob (13) that the tensors do not
+            belong together. On the device, or in pinned host memory.
+
+    Raises:
+        RuntimeError: shapes, dtypes or devices are wrong.
+    """
+    _plan_(tables, job, pages, sizes, table, info)
+
+
+def page_indices(
+    slots: torch.Tensor,
+    page_size: int,
+    rows: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Page ids of requests from the slots of their tokens.
+
+    Slot s lies in page s // page_size. The slots of one page must be consecutive and begin at the page's start; the
+    last page may be partly filled.
+
+    Args:
+        slots: int32 or int64: [T], one request's; or a table [R, L] with a request's slots in a row (SGLang's
+            `req_to_token`), whose rows may lie apart.
+        page_size: tokens a page.
+        rows: int64 [B], the row of each request in a table; by default every row in turn.
+        lengths: int64 [B], the tokens of each; by default whole rows.
+
+    Returns:
+        pages: int64 [ceil(T / page_size)], or [B, ceil(L / page_size)] with -1 behind a request's end.
+        bad: int64 [1] or [B]: position of the first slot that breaks the rule, -1 where none does, -2 where the request
+            names no row or more tokens than a row has. Where it is not -1, the request's pages are void.
     """
     if page_size < 1:
         raise ValueError(f"page_size is {page_size}; it must be at least 1")
-    return _page_indices(slots, page_size)
+    return _page_indices(slots, page_size, rows, lengths)
 
 
 def check_pages(pages: torch.Tensor, limit: int, distinct: bool) -> torch.Tensor:
-    """The checks that `plan` makes of a list of page ids.
+    """The checks that `plan` makes of a list of page ids, on the CPU.
 
     Args:
         pages: int32 or int64 [P].
@@ -78,19 +162,27 @@ def check_pages(pages: torch.Tensor, limit: int, distinct: bool) -> torch.Tensor
     return _check_pages(pages, limit, distinct)
 
 
-def find_runs(src: torch.Tensor, dst: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def find_runs(
+    src: torch.Tensor, dst: torch.Tensor, indptr: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Longest stretches in which both indices go up by one.
 
     Args:
         src, dst: int64 [n].
+        indptr: int64 [B + 1]: pairs indptr[b] to indptr[b + 1] - 1 are list b, and no run reaches over its end. By
+            default all are one list.
 
     Returns:
         runs: int64 [3, n]: first src index, first dst index, length; zeros behind the last run.
-        count: int64 [1]: how many runs.
+        run_indptr: int64 [B + 1]: the runs of list b are run_indptr[b] to run_indptr[b + 1] - 1. `expand` takes it. The
+            last word is how many runs there are; on a GPU it is -1 where `indptr` does not rise from 0 to n.
+
+    Raises:
+        RuntimeError: on the CPU, where `indptr` does not rise from 0 to n.
     """
     if src.shape != dst.shape or src.dim() != 1:
         raise ValueError(f"src and dst must be 1-D of one length, not {list(src.shape)} and {list(dst.shape)}")
-    return _find_runs(src, dst)
+    return _find_runs(src, dst, indptr)
 
 
 def expand(
@@ -107,22 +199,33 @@ def expand(
 
     Returns:
         table: int64 [3, capacity]: src address, dst address, nbytes; zeros behind the last descriptor.
-        count: int64 [1]: descriptors. Where it exceeds the capacity, the table is all zeros: nothing is cut off.
+        count: int64 [1]: descriptors. Where it exceeds the capacity, the table is all zeros: nothing is cut off. On a
+            GPU it is -1, and the table all zeros, where the CPU would raise.
 
     Raises:
-        RuntimeError: a run or entry is malformed, or an address passes 64 bits.
+        RuntimeError: on the CPU, where a run or entry is malformed, or an address passes 64 bits.
     """
     return _expand(entries, runs, indptr, steps, capacity)
 
 
-def copy_(table: torch.Tensor, written: Sequence[torch.Tensor] = ()) -> None:
-    """Carries out the descriptors of `table` in this process.
+def copy_(
+    table: torch.Tensor,
+    count: torch.Tensor | None = None,
+    *,
+    read: Sequence[torch.Tensor] = (),
+    written: Sequence[torch.Tensor] = (),
+) -> None:
+    """Carry out the descriptors of a table, where the table lies: on the CPU in this process, on a GPU on its stream.
 
     Args:
-        table: int64 [3, N]: src address, dst address, nbytes. All addresses must be reachable here.
-        written: tensors over the memory written, so that a compiler keeps this call in its place.
+        table: int64 [3, N]: src address, dst address, nbytes. All addresses must be reachable: on a GPU its own memory
+            and pinned host memory are. Ranges must not overlap.
+        count: int64 [1], on the table's device: how many of them; by default N. On a GPU nothing moves where it is not
+            0 to N, so the last word of a refused plan's info will do.
+        read, written: tensors over the memory read and written. A compiler knows of no other tie between this call and
+            those that fill or use that memory.
     """
-    _copy(table, list(written))
+    _copy(table, count, list(read), list(written))
 
 
 @torch.library.register_fake("kvplan::plan")
@@ -132,10 +235,23 @@ def _(tables, pages, windows):  # type: ignore[no-untyped-def]
     return table, tables.new_empty(context.new_dynamic_size())
 
 
+@torch.library.register_fake("kvplan::prepare")
+def _(tables, windows, num_pages):  # type: ignore[no-untyped-def]
+    return tables.new_empty(torch.library.get_ctx().new_dynamic_size()), tables.new_empty(5)
+
+
+@torch.library.register_fake("kvplan::plan_")
+def _(tables, job, pages, sizes, table, info):  # type: ignore[no-untyped-def]
+    return None
+
+
 @torch.library.register_fake("kvplan::page_indices")
-def _(slots, page_size):  # type: ignore[no-untyped-def]
-    pages = (slots.shape[0] + page_size - 1) // page_size
-    return slots.new_empty(pages, dtype=torch.int64), slots.new_empty(1, dtype=torch.int64)
+def _(slots, page_size, rows=None, lengths=None):  # type: ignore[no-untyped-def]
+    columns = (slots.shape[-1] + page_size - 1) // page_size
+    if slots.dim() == 1:
+        return slots.new_empty(columns, dtype=torch.int64), slots.new_empty(1, dtype=torch.int64)
+    requests = slots.shape[0] if rows is None else rows.shape[0]
+    return slots.new_empty((requests, columns), dtype=torch.int64), slots.new_empty(requests, dtype=torch.int64)
 
 
 @torch.library.register_fake("kvplan::check_pages")
@@ -144,8 +260,8 @@ def _(pages, limit, distinct):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake("kvplan::find_runs")
-def _(src, dst):  # type: ignore[no-untyped-def]
-    return src.new_empty((3, src.shape[0])), src.new_empty(1)
+def _(src, dst, indptr=None):  # type: ignore[no-untyped-def]
+    return src.new_empty((3, src.shape[0])), src.new_empty(2 if indptr is None else indptr.shape[0])
 
 
 @torch.library.register_fake("kvplan::expand")
@@ -154,5 +270,13 @@ def _(entries, runs, indptr, steps, capacity):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake("kvplan::copy_")
-def _(table, written):  # type: ignore[no-untyped-def]
+def _(table, count, read, written):  # type: ignore[no-untyped-def]
     return None
+
+
+@torch.library.register_fake("kvplan::load_kernels")
+def _(image):  # type: ignore[no-untyped-def]
+    return None
+
+
+backend.register(EXTENSION)

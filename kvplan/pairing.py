@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from . import plan as _plan
 from .errors import PairingError
 from .layout import Heads, Layout, Memory, Region
 from .overlap import first_overlap
+
+if TYPE_CHECKING:
+    from .device import Planner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +246,15 @@ class Pairing:
         parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 6 * sizes[2], sizes[3] + 1])
         self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
         self.spaces, self.bounds = parts[2].view(-1, 6), parts[3]
+        self._tables_on: dict[torch.device, torch.Tensor] = {}
+
+    def tables_on(self, device: torch.device) -> torch.Tensor:
+        """`tables` on a device: copied there once."""
+        if device.type == "cpu":
+            return self.tables
+        if device not in self._tables_on:
+            self._tables_on[device] = self.tables.to(device)
+        return self._tables_on[device]
 
     def _spaces(self) -> list[tuple[int, ...]]:
         table = []
@@ -304,7 +316,9 @@ class Pairing:
         Args:
             src_pages: page ids of the source, int32 or int64 [P], in request order: a torch tensor, a NumPy array,
                 anything with DLPack, or a list. Or {destination space: such an array}: a space given by name pairs its
-                rows one to one, free of token positions; the key None gives the list for all other spaces.
+                rows one to one, free of token positions; the key None gives the list for all other spaces. Where a
+                list is on a GPU the plan is made there, on the current stream, without waiting: see DevicePlan in
+                kvplan/device.py.
             dst_pages: {space: page ids}; an array alone where the destination layout has one space.
             src_start: position in the request of the first token of src_pages[0].
             dst_start: the same of dst_pages[0]. By default both lists start together and cover the same tokens, each
@@ -319,6 +333,25 @@ class Pairing:
             PlanError: the request cannot be planned whole. Names region, space, position and value.
         """
         return _plan.make(self, src_pages, dst_pages, src_start, dst_start, num_tokens)
+
+    def planner(
+        self, requests: Iterable[_plan.Request], *, device: torch.device | str | None = None, pinned: bool = False
+    ) -> Planner:
+        """Plan requests on a GPU more than once, as with CUDA graphs, or straight into pinned memory for an engine.
+
+        Args:
+            requests: as `plan_batch` takes them. Lists on the GPU are read anew by each run; others are copied there.
+            device: by default where the lists are.
+            pinned: whether the table is pinned host memory, which the kernels write themselves.
+
+        Raises:
+            PlanError: lengths or positions do not fit; or no list is on a GPU, and no device is given.
+        """
+        gather, count = _plan.gathered(self, requests)
+        where = gather.device if device is None else torch.device(device)
+        if where is None:
+            raise _plan.PlanError("no list is on a GPU: say on which device to plan")
+        return gather.planner(count, where, pinned)
 
     def plan_batch(self, requests: Iterable[_plan.Request]) -> _plan.Plan:
         """One plan for many requests (or chunks) to this peer, in one op call.

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from . import backend, ops
 from . import explain as _explain
-from . import ops
 from .errors import PlanError
 from .layout import Layout, Memory
 from .refusal import refusal
 
 if TYPE_CHECKING:
+    from .device import Planner
     from .pairing import Pairing
+
+
+_BY_ORACLE = backend.chosen()[0].name == "reference"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,6 +145,8 @@ def make(
     pairing: Pairing, src_pages: Any, dst_pages: Any, src_start: int, dst_start: int | None, num_tokens: int | None
 ) -> Plan:
     """`Pairing.plan`: see there."""
+    if _BY_ORACLE:
+        return _oracle(pairing, [Request(src_pages, dst_pages, src_start, dst_start, num_tokens)])
     gather = Gather(pairing)
     gather.add(src_pages, dst_pages, src_start, dst_start, num_tokens)
     return gather.plan(1)
@@ -148,6 +154,20 @@ def make(
 
 def make_batch(pairing: Pairing, requests: Iterable[Request]) -> Plan:
     """`Pairing.plan_batch`: see there."""
+    if _BY_ORACLE:
+        return _oracle(pairing, list(requests))
+    gather, count = gathered(pairing, requests)
+    return gather.plan(count)
+
+
+def _oracle(pairing: Pairing, requests: list[Request]) -> Plan:
+    from . import fallback  # rarely needed
+
+    return fallback.plan(pairing, requests)
+
+
+def gathered(pairing: Pairing, requests: Iterable[Request]) -> tuple[Gather, int]:
+    """The arguments of requests, checked in form, and how many requests they are."""
     gather = Gather(pairing)
     count = 0
     for request in requests:
@@ -158,7 +178,7 @@ def make_batch(pairing: Pairing, requests: Iterable[Request]) -> Plan:
         except PlanError as error:
             raise PlanError(f"request {count}: {error}") from None
         count += 1
-    return gather.plan(count)
+    return gather, count
 
 
 class Gather:
@@ -166,7 +186,8 @@ class Gather:
 
     def __init__(self, pairing: Pairing) -> None:
         self.pairing = pairing
-        self.lists: list[np.ndarray] = []
+        self.lists: list[Any] = []  # NumPy arrays, and tensors on `device`
+        self.device: torch.device | None = None  # a GPU, where a list is there
         self.size = 0
         self.windows: list[int] = []
 
@@ -204,7 +225,11 @@ class Gather:
             self.windows += source + self._append(dst_pages[space], f"dst_pages[{space!r}]") + times
 
     def _append(self, pages: Any, what: str) -> tuple[int, int]:
-        array = as_pages(pages, what)
+        array = as_pages(pages, what, on_device=True)
+        if isinstance(array, torch.Tensor):
+            if self.device not in (None, array.device):
+                raise PlanError(f"{what} is on {array.device}, another list on {self.device}")
+            self.device = array.device
         offset, count = self.size, len(array)
         self.lists.append(array)
         self.size += count
@@ -212,6 +237,8 @@ class Gather:
 
     def plan(self, requests: int) -> Plan:
         """The plan of all `requests` gathered; PlanError for one that is refused."""
+        if self.device is not None:
+            return self.planner(requests, self.device, pinned=False).run()
         pairing = self.pairing
         pages = np.concatenate(self.lists) if self.lists else _NO_PAGES
         table, info = ops.plan(pairing.tables, torch.from_numpy(pages), self.windows)
@@ -219,15 +246,28 @@ class Gather:
         if facts[0]:
             error = refusal(pairing, facts, pages, self.windows)
             raise error if requests == 1 else PlanError(f"request {facts[1]}: {error}")
-        segments, offsets = [], []
-        at = 5
-        for src, dst in pairing.segment_memories:
-            cuts = facts[at : at + requests + 1] if self.windows else [0] * (requests + 1)
-            at += requests
-            if cuts[-1] > cuts[0]:
-                segments.append(Segment(src, dst, cuts[0], cuts[-1]))
-                offsets.append(cuts)
+        segments, offsets = segments_of(pairing, facts, requests if self.windows else 0)
         return Plan(table, segments, pairing.src, pairing.dst, offsets, requests)
+
+    def planner(self, requests: int, device: torch.device, pinned: bool) -> Planner:
+        """The same on a GPU; lists that are on the CPU are copied there, without waiting."""
+        from .device import Planner
+
+        lists = [ids if isinstance(ids, torch.Tensor) else _moved(ids, device) for ids in self.lists]
+        return Planner(self.pairing, lists, self.windows, requests, device, pinned)
+
+
+def segments_of(pairing: Pairing, facts: Sequence[int], requests: int) -> tuple[list[Segment], list[list[int]]]:
+    """(segments, offsets) of a Plan from the words of an info: those that have descriptors."""
+    segments, offsets = [], []
+    at = 5
+    for src, dst in pairing.segment_memories:
+        cuts = list(facts[at : at + requests + 1])
+        at += requests
+        if cuts[-1] > cuts[0]:
+            segments.append(Segment(src, dst, cuts[0], cuts[-1]))
+            offsets.append(cuts)
+    return segments, offsets
 
 
 _NO_PAGES = np.empty(0, np.int64)
@@ -286,14 +326,18 @@ def _position(value: Any, what: str) -> int:
 _PAGE_TYPES = (np.dtype(np.int64), np.dtype(np.int32))
 
 
-def as_pages(pages: Any, what: str) -> np.ndarray:
-    """`pages` as a 1-D int32 or int64 array, without a copy where it is one. PlanError names `what`."""
+def as_pages(pages: Any, what: str, *, on_device: bool = False) -> Any:
+    """`pages` as a 1-D int32 or int64 NumPy array, without a copy where it is one. PlanError names `what`.
+
+    With `on_device`, ids on a GPU become a tensor there; without it, they are refused.
+    """
     if isinstance(pages, np.ndarray):
         array = pages
-    elif isinstance(pages, torch.Tensor):
-        array = _from_tensor(pages, what)
-    elif hasattr(pages, "__dlpack__"):
-        array = _from_tensor(torch.from_dlpack(pages), what)
+    elif isinstance(pages, torch.Tensor) or hasattr(pages, "__dlpack__"):
+        tensor = pages if isinstance(pages, torch.Tensor) else torch.from_dlpack(pages)
+        if tensor.device.type != "cpu":
+            return _on_device(tensor, what, on_device)
+        array = tensor.numpy()
     else:
         array = _from_sequence(pages, what)
     if array.dtype not in _PAGE_TYPES or array.ndim != 1:
@@ -305,10 +349,19 @@ def as_pages(pages: Any, what: str) -> np.ndarray:
     return array
 
 
-def _from_tensor(pages: torch.Tensor, what: str) -> np.ndarray:
-    if pages.device.type != "cpu":
-        raise PlanError(f"{what} is on {pages.device}; plans are made on the CPU here: pass {what}.cpu()")
-    return pages.numpy()
+def _on_device(pages: torch.Tensor, what: str, wanted: bool) -> torch.Tensor:
+    if not wanted:
+        raise PlanError(f"{what} is on {pages.device}; it must be on the CPU here: pass {what}.cpu()")
+    if pages.dtype not in (torch.int32, torch.int64) or pages.dim() != 1:
+        raise PlanError(
+            f"{what} must be a list of page ids, int32 or int64 [P] on a GPU, not {pages.dtype} {list(pages.shape)}"
+        )
+    return pages
+
+
+def _moved(ids: np.ndarray, device: torch.device) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(ids))
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _from_sequence(pages: Any, what: str) -> np.ndarray:

@@ -17,18 +17,18 @@ def test_runs_are_maximal_and_lose_nothing(start, steps):
     pairs = [start]
     for a, b in steps:
         pairs.append((pairs[-1][0] + a, pairs[-1][1] + b))
-    runs, count = ops.find_runs(*torch.tensor(pairs).T.contiguous())
-    found = runs[:, : int(count)].T.tolist()
+    runs, cuts = ops.find_runs(*torch.tensor(pairs).T.contiguous())
+    found = runs[:, : int(cuts[-1])].T.tolist()
     assert [(s + k, d + k) for s, d, n in found for k in range(n)] == pairs
     for (s, d, n), (next_s, next_d, _) in itertools.pairwise(found):
         assert (s + n, d + n) != (next_s, next_d)
-    assert not runs[:, int(count) :].any()
+    assert not runs[:, int(cuts[-1]) :].any()
 
 
 def test_no_pairs_give_no_runs():
     empty = torch.empty(0, dtype=torch.int64)
-    runs, count = ops.find_runs(empty, empty)
-    assert runs.shape == (3, 0) and int(count) == 0
+    runs, cuts = ops.find_runs(empty, empty)
+    assert runs.shape == (3, 0) and int(cuts[-1]) == 0
 
 
 def test_refusals():

@@ -72,11 +72,6 @@ void expand_any(const Entry& entry, const Steps& steps, const RunColumns<Index>&
 
 }  // namespace
 
-bool highest_index(const Side& side, int64_t limit, int64_t* index) {
-  int64_t page, row;
-  return mul(limit - 1, side.page_step, &page) && mul(side.rows - 1, side.row_step, &row) && add(page, row, index);
-}
-
 void expand(const Entry& entry, const Steps& steps, const RunColumns<uint32_t>& runs, Table out) {
   expand_any(entry, steps, runs, out);
 }

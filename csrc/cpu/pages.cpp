@@ -10,19 +10,19 @@ namespace kvplan::cpu {
 
 int64_t page_indices(const PageList& slots, int64_t page_size, int64_t* pages) {
   return with_ids(slots, [&](const auto* ids) -> int64_t {
+    int64_t bad = -1;
     for (int64_t start = 0; start < slots.size; start += page_size) {
       const int64_t first = ids[start];
-      if (first < 0 || first % page_size != 0) return start;
+      *pages++ = first >= 0 ? first / page_size : -1;
+      if (bad >= 0) continue;
       const int64_t stop = std::min(start + page_size, slots.size);
-      bool consecutive = true;
-      for (int64_t i = start; i < stop; ++i) consecutive &= ids[i] - first == i - start;
-      if (!consecutive) {
-        for (int64_t i = start; i < stop; ++i)
-          if (ids[i] - first != i - start) return i;
-      }
-      *pages++ = first / page_size;
+      bool good = first >= 0 && first % page_size == 0;
+      if (!good) bad = start;
+      for (int64_t i = start; i < stop; ++i) good &= ids[i] - first == i - start;
+      for (int64_t i = start; !good && bad < 0; ++i)
+        if (ids[i] - first != i - start) bad = i;
     }
-    return -1;
+    return bad;
   });
 }
 

@@ -91,7 +91,8 @@ Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages
                bool narrow) {
   // Dense pairs break at page ends at most; that bounds the runs far below one a row.
   const bool dense = pairs.src_step == 1 && pairs.dst_step == 1;
-  const int64_t most = dense ? std::min(pairs.count, src_pages.size + dst_pages.size + 1) : pairs.count;
+  const int64_t most = dense ? std::min(pairs.count, pairs.count / group.src.rows + pairs.count / group.dst.rows + 3)
+                             : pairs.count;
   Runs runs(most, pairs.count, narrow);
   with_ids(src_pages, [&](const auto* src_ids) {
     // Both lists are parts of one tensor, so of one type.

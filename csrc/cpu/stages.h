@@ -5,8 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "../entry.h"
-#include "../pairs.h"
+#include "../job.h"
 
 namespace kvplan::cpu {
 
@@ -79,8 +78,8 @@ auto with_ids(const PageList& list, Body body) {
 
 // pages.cpp -----------------------------------------------------------------------------------------------------------
 
-// Page ids of a request from its token slots: slots[i * page_size] / page_size for each page. A page's slots must be
-// aligned and consecutive. Returns the position of the first slot that is not, or -1.
+// Page ids of a request from its token slots: slots[i * page_size] / page_size for each page, -1 for a negative slot. A
+// page's slots must be aligned and consecutive. Returns the position of the first slot that is not, or -1.
 int64_t page_indices(const PageList& slots, int64_t page_size, int64_t* pages);
 
 // kSrcRange / kDstRange for the first id outside [0, limit).
@@ -92,11 +91,11 @@ Status check_distinct(const std::vector<PageList>& lists, int64_t limit);
 
 // runs.cpp ------------------------------------------------------------------------------------------------------------
 
-// Runs of the index pairs of one group. Page ids are in range.
+// Runs of the index pairs of one group, whose page lists begin at src_pages and dst_pages. Page ids are in range.
 Runs find_runs(const Group& group, const Pairs& pairs, const PageList& src_pages, const PageList& dst_pages,
                bool narrow);
 
-// Runs of index pairs given one by one; writes at most n of each, returns how many.
+// Runs of n index pairs given one by one; writes at most n of each, returns how many.
 int64_t find_runs(const int64_t* src, const int64_t* dst, int64_t n, int64_t* run_src, int64_t* run_dst, int64_t* count);
 
 // descriptors.cpp -----------------------------------------------------------------------------------------------------
@@ -107,52 +106,43 @@ int64_t count_descriptors(const Entry& entry, const Steps& steps, const RunColum
   return moves_runs_whole(entry, steps) ? runs.size : runs.pairs;
 }
 
-// Highest index on either side of a group, whichever pages are asked for; false where it passes int64.
-bool highest_index(const Side& side, int64_t limit, int64_t* index);
-
 // Writes the descriptors at out[0 ...]. No address passes 64 bits; see address_fits.
 void expand(const Entry& entry, const Steps& steps, const RunColumns<uint32_t>& runs, Table out);
 void expand(const Entry& entry, const Steps& steps, const RunColumns<int64_t>& runs, Table out);
 
+// job.cpp -------------------------------------------------------------------------------------------------------------
+
+// kOverflow where some index of some entry leads past 64 bits. `narrow`: all indices and strides are below 2^32.
+Status check_entries(const Tables& tables, bool* narrow);
+
+// The job (see job.h) of `requests` requests, windows [requests, spaces]; or why it is refused. `num_pages` page ids are
+// given, and windows lie within them.
+Status prepare(const Tables& tables, const Window* windows, int64_t requests, int64_t num_pages,
+               std::vector<int64_t>* job);
+
 // plan.cpp ------------------------------------------------------------------------------------------------------------
 
-// The tables of a pairing, and `requests` requests.
-struct Job {
-  Header size;
-  const Entry* entries;
-  const Group* groups;
-  const Space* spaces;
-  const int64_t* bounds;
-  PageList pages;         // all lists of all requests
-  const Window* windows;  // [requests, spaces]
-  int64_t requests;
-};
-
-// Checks and plans a job in two steps, so that the caller can allocate the result in between.
+// Plans a job in two steps, so that the caller can allocate the result in between.
 class Planner {
  public:
-  explicit Planner(const Job& job) : job_(job) {}
-  Status prepare();  // everything but the table, which takes `offsets().back()` descriptors
-  // The table is written piece by piece, in any order or at once: a piece is what one entry moves for one request.
-  int64_t pieces() const { return static_cast<int64_t>(pieces_.size()); }
+  Planner(const Tables& tables, const Job& job, PageList pages) : tables_(tables), job_(job), pages_(pages) {}
+  Status prepare();  // checks the page ids; all but the table, which takes `offsets().back()` descriptors
+  // The table is written piece by piece, in any order or at once.
+  int64_t pieces() const { return job_.size.pieces; }
   void write(Table out, int64_t first, int64_t last) const;
   // [segments * requests + 1]: where the descriptors of each segment begin, and within it of each request.
   const std::vector<int64_t>& offsets() const { return offsets_; }
 
  private:
-  Status prepare_entries();
-  Status prepare_space(int64_t space);
-  Status prepare_group(int64_t request, int64_t group);
+  Status check_ids() const;
+  Runs find_runs_of(int64_t list, bool narrow) const;
   const Runs& runs_of(int64_t request, const Entry& entry) const;
 
+  const Tables& tables_;
   const Job& job_;
-  bool narrow_ = true;                 // all indices and strides are below 2^32
-  std::vector<Runs> runs_;             // [requests, groups]
-  struct Piece {
-    int64_t request, entry;
-  };
-  std::vector<Piece> pieces_;          // in the order of the table
-  std::vector<int64_t> starts_;        // [pieces + 1]: the first descriptor of each
+  PageList pages_;
+  std::vector<Runs> runs_;       // [requests, groups]
+  std::vector<int64_t> starts_;  // [pieces + 1]: the first descriptor of each
   std::vector<int64_t> offsets_;
 };
 

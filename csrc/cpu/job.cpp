@@ -1,0 +1,135 @@
+// Windows -> job: everything about a call that is known before a page id is read.
+#include "stages.h"
+
+namespace kvplan::cpu {
+
+Status check_entries(const Tables& tables, bool* narrow) {
+  constexpr int64_t kNarrow = (int64_t{1} << 32) - 1;  // so that a run's count is below 2^32 too
+  *narrow = true;
+  for (int64_t e = 0; e < tables.size.num_entries; ++e) {
+    const Entry& entry = tables.entries[e];
+    const Group& group = tables.groups[entry.group];
+    const Space& space = tables.spaces[group.space];
+    int64_t src, dst;
+    if (!highest_index(group.src, space.src_limit, &src) || !highest_index(group.dst, space.dst_limit, &dst) ||
+        !address_fits(entry.src_base, src, entry.src_stride, entry.nbytes) ||
+        !address_fits(entry.dst_base, dst, entry.dst_stride, entry.nbytes))
+      return {Code::kOverflow, 0, group.space, e, 0};
+    *narrow = *narrow && src < kNarrow && dst < kNarrow && entry.src_stride < kNarrow && entry.dst_stride < kNarrow;
+  }
+  return {};
+}
+
+namespace {
+
+class Builder {
+ public:
+  Builder(const Tables& tables, const Window* windows, int64_t requests)
+      : tables_(tables), windows_(windows), requests_(requests) {}
+
+  Status build(int64_t num_pages, std::vector<int64_t>* words) {
+    for (int64_t space = 0; space < tables_.size.num_spaces; ++space) {
+      for (int64_t request = 0; request < requests_; ++request) {
+        Status status = check_window(tables_.spaces[space], window(request, space));
+        status.request = request;
+        status.space = space;
+        if (status.code != Code::kOk) return status;
+      }
+      add_checks(space);
+    }
+    std::vector<int64_t> pairs_per_group(static_cast<size_t>(tables_.size.num_groups), 0);
+    for (int64_t request = 0; request < requests_; ++request) {
+      for (int64_t group = 0; group < tables_.size.num_groups; ++group) {
+        Status status = add_list(request, group, &pairs_per_group[static_cast<size_t>(group)]);
+        status.request = request;
+        status.space = tables_.groups[group].space;
+        if (status.code != Code::kOk) return status;
+      }
+    }
+    int64_t most = 0;
+    for (int64_t e = 0; e < tables_.size.num_entries; ++e) {
+      const int64_t group = tables_.entries[e].group;
+      if (!add(most, pairs_per_group[static_cast<size_t>(group)], &most) || most > kMostDescriptors)
+        return {Code::kOverflow, 0, tables_.groups[group].space, e, 0};
+    }
+    const JobSize size{requests_, static_cast<int64_t>(lists_.size()), requests_ * tables_.size.num_entries,
+                       static_cast<int64_t>(checks_.size()), pairs_, places_, hashed_, num_pages, most};
+    lists_.push_back({pairs_, 0, 0, 0, 0, 0, 0});
+    checks_.push_back({places_, 0, 0, 0, 0, 0, 0, 0});
+    append(words, &size, 1);
+    append(words, lists_.data(), lists_.size());
+    append(words, checks_.data(), checks_.size());
+    return {};
+  }
+
+ private:
+  const Window& window(int64_t request, int64_t space) const {
+    return windows_[request * tables_.size.num_spaces + space];
+  }
+
+  void add_check(Code code, int64_t offset, int64_t count, int64_t scope, int64_t request, int64_t space,
+                 int64_t position) {
+    const Space& limits = tables_.spaces[space];
+    const int64_t limit = code == Code::kSrcRange ? limits.src_limit : limits.dst_limit;
+    checks_.push_back({places_, offset, static_cast<int64_t>(code), limit, scope, request, space, position});
+    places_ += count;
+    if (code == Code::kDstTwice) hashed_ += count;
+  }
+
+  // No list may hold a page twice. Nor may two requests write one; but their lists may both hold pages that are not
+  // written now, those of a shared prefix or of other chunks.
+  void add_checks(int64_t space) {
+    for (int64_t request = 0; request < requests_; ++request) {
+      const Window& given = window(request, space);
+      add_check(Code::kSrcRange, given.src_offset, given.src_pages, 0, request, space, 0);
+      add_check(Code::kDstRange, given.dst_offset, given.dst_pages, 0, request, space, 0);
+      add_check(Code::kDstTwice, given.dst_offset, given.dst_pages, scopes_++, request, space, 0);
+    }
+    if (requests_ == 1) return;
+    for (int64_t request = 0; request < requests_; ++request) {
+      const Window& given = window(request, space);
+      const PageRange written = pages_written(tables_.spaces[space], given);
+      add_check(Code::kDstTwice, given.dst_offset + written.first, written.count, scopes_, request, space,
+                written.first);
+    }
+    ++scopes_;
+  }
+
+  Status add_list(int64_t request, int64_t number, int64_t* pairs_of_group) {
+    const Group& group = tables_.groups[number];
+    const Window& given = window(request, group.space);
+    Pairs pairs;
+    const Status status = pairs_of(group, tables_.spaces[group.space], given, &pairs);
+    if (status.code != Code::kOk) return status;
+    lists_.push_back({pairs_, given.src_offset, given.dst_offset, pairs.src_first, pairs.src_step, pairs.dst_first,
+                      pairs.dst_step});
+    if (!kvplan::add(pairs_, pairs.count, &pairs_) || pairs_ > kMostDescriptors) return {Code::kOverflow};
+    *pairs_of_group += pairs.count;
+    return {};
+  }
+
+  template <class T>
+  static void append(std::vector<int64_t>* words, const T* rows, size_t count) {
+    const auto* at = reinterpret_cast<const int64_t*>(rows);
+    words->insert(words->end(), at, at + count * words_of<T>());
+  }
+
+  const Tables& tables_;
+  const Window* windows_;
+  int64_t requests_;
+  std::vector<List> lists_;
+  std::vector<Check> checks_;
+  int64_t pairs_ = 0, places_ = 0, hashed_ = 0, scopes_ = 0;
+};
+
+}  // namespace
+
+Status prepare(const Tables& tables, const Window* windows, int64_t requests, int64_t num_pages,
+               std::vector<int64_t>* job) {
+  bool narrow;
+  const Status status = check_entries(tables, &narrow);
+  if (status.code != Code::kOk) return status;
+  return Builder(tables, windows, requests).build(num_pages, job);
+}
+
+}  // namespace kvplan::cpu

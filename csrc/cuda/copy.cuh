@@ -1,0 +1,113 @@
+// Carries out descriptors between device memory and device memory, or pinned host memory. The bytes of all descriptors
+// are cut into tiles, and each warp takes an equal share of consecutive ones: however unequal descriptors are, none is
+// left to one warp, nor does one warp look for its place more than once.
+#pragma once
+#include "scan.cuh"
+
+namespace kvplan::cuda {
+
+__device__ __forceinline__ int64_t descriptors_of(const CopyArgs& args) {
+  const int64_t count = args.count == nullptr ? args.room : *args.count;
+  return count < 0 || count > args.room ? 0 : count;  // -1: refused
+}
+
+__device__ __forceinline__ int64_t tiles_of(uint64_t nbytes) {
+  return static_cast<int64_t>(nbytes / kCopyTile + (nbytes % kCopyTile != 0));
+}
+
+// Divided once, here: in the copy kernel a 64-bit division would cost it registers.
+__device__ __forceinline__ void end_tiles(const CopyArgs& args, int64_t n, int64_t tiles) {
+  args.tile_starts[n] = tiles;
+  args.share[0] = quotient(tiles, args.warps);
+  args.share[1] = tiles - args.share[0] * args.warps;
+}
+
+KVPLAN_KERNEL kvplan_tiles(const CopyArgs args) {
+  const int64_t n = descriptors_of(args);
+  const uint64_t* const nbytes = args.table + 2 * args.room;
+  const int64_t tiles = n == 0 ? 1 : ceil_div(n, kTile);
+  for (int64_t tile = take_tile(args.scan); tile < tiles; tile = take_tile(args.scan)) {
+    const int64_t first = tile * kTile + static_cast<int64_t>(threadIdx.x) * kItems;
+    int64_t counts[kItems], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      counts[i] = first + i < n ? tiles_of(nbytes[first + i]) : 0;
+      sum += counts[i];
+    }
+    int64_t before = scan_exclusive(args.scan, tile, sum);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (first + i < n) args.tile_starts[first + i] = before;
+      before += counts[i];
+      if (first + i + 1 == n || (n == 0 && first + i == 0)) end_tiles(args, n, before);
+    }
+  }
+}
+
+// [src, src + nbytes) in words of one width, to which both addresses are aligned alike; the ends byte by byte.
+template <class Word>
+__device__ __forceinline__ void copy_words(uint64_t src, uint64_t dst, uint64_t nbytes, unsigned lane) {
+  constexpr uint64_t kWidth = sizeof(Word);
+  constexpr int kUnroll = 4;  // loads under way before the first store
+  const auto copy_byte = [&](uint64_t at) {
+    *reinterpret_cast<uint8_t*>(dst + at) = *reinterpret_cast<const uint8_t*>(src + at);
+  };
+  uint64_t head = -dst % kWidth;
+  if (head > nbytes) head = nbytes;
+  if (lane < head) copy_byte(lane);
+  uint64_t at = head + lane * kWidth;
+  const uint64_t end = nbytes - (nbytes - head) % kWidth;  // of the last whole word
+  for (; at + 32 * kWidth * (kUnroll - 1) < end; at += 32 * kWidth * kUnroll) {
+    Word held[kUnroll];
+    const auto* from = reinterpret_cast<const Word*>(src + at);
+    auto* to = reinterpret_cast<Word*>(dst + at);
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) held[k] = from[32 * k];
+#pragma unroll
+    for (int k = 0; k < kUnroll; ++k) to[32 * k] = held[k];
+  }
+  for (; at < end; at += 32 * kWidth) *reinterpret_cast<Word*>(dst + at) = *reinterpret_cast<const Word*>(src + at);
+  if (end + lane < nbytes) copy_byte(end + lane);
+}
+
+__device__ __forceinline__ void copy_range(uint64_t src, uint64_t dst, uint64_t nbytes, unsigned lane) {
+  const uint64_t apart = src ^ dst;  // the lowest bit in which they differ bounds the width
+  if (apart % 16 == 0)
+    copy_words<uint4>(src, dst, nbytes, lane);
+  else if (apart % 8 == 0)
+    copy_words<uint64_t>(src, dst, nbytes, lane);
+  else if (apart % 4 == 0)
+    copy_words<uint32_t>(src, dst, nbytes, lane);
+  else if (apart % 2 == 0)
+    copy_words<uint16_t>(src, dst, nbytes, lane);
+  else
+    copy_words<uint8_t>(src, dst, nbytes, lane);
+}
+
+KVPLAN_KERNEL kvplan_copy(const CopyArgs args) {
+  const int64_t n = descriptors_of(args);
+  const unsigned lane = threadIdx.x % 32;
+  const int64_t warp = grid_thread() / 32, each = args.share[0], more = args.share[1];
+  int64_t tile = warp * each + (warp < more ? warp : more);
+  const int64_t end = tile + each + (warp < more);
+  if (tile >= end || warp >= args.warps) return;
+  int64_t at = 0;
+  for (int64_t high = n; high - at > 1;) {
+    const int64_t middle = at + (high - at) / 2;
+    (args.tile_starts[middle] <= tile ? at : high) = middle;
+  }
+  while (tile < end) {
+    const int64_t next = args.tile_starts[at + 1];
+    const int64_t stop = next < end ? next : end;
+    if (tile < stop) {
+      const uint64_t skipped = static_cast<uint64_t>(tile - args.tile_starts[at]) * kCopyTile;
+      const uint64_t left = args.table[2 * args.room + at] - skipped;
+      const uint64_t most = static_cast<uint64_t>(stop - tile) * kCopyTile;
+      copy_range(args.table[at] + skipped, args.table[args.room + at] + skipped, left < most ? left : most, lane);
+      tile = stop;
+    }
+    ++at;
+  }
+}
+
+}  // namespace kvplan::cuda

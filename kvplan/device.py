@@ -1,0 +1,145 @@
+"""Plans made where the page ids live: on a GPU's stream, with no wait, until somebody reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from . import ops
+from .errors import PlanError
+from .plan import Plan, Segment, segments_of
+from .refusal import refusal
+
+if TYPE_CHECKING:
+    from .pairing import Pairing
+
+
+class Planner:
+    """Requests of fixed lengths and positions to one peer, planned on a GPU as often as wanted.
+
+    `Pairing.planner` makes one. Capture `run` into a CUDA graph after a first run outside of it; each replay then plans
+    the page ids that the given tensors hold by then. All work is on the current stream, and nothing waits for it.
+
+    Attributes:
+        table: int64 [3, most], on the device or in pinned memory: room for every descriptor there can be.
+        info: int64 [6 + segments * requests], on the device; see `ops.plan_`.
+    """
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        lists: Sequence[torch.Tensor],
+        windows: Sequence[int],
+        requests: int,
+        device: torch.device,
+        pinned: bool,
+    ) -> None:
+        self.pairing = pairing
+        self.windows = windows
+        self.requests = requests
+        self.device = device
+        self._lists = list(lists)
+        job, status = ops.prepare(pairing.tables, windows, sum(len(ids) for ids in lists))
+        facts = status.tolist()
+        if facts[0]:
+            raise refused(pairing, facts, np.empty(0, np.int64), windows, requests)
+        self._sizes: list[int] = job[: ops.SIZES].tolist()
+        self._job = _moved(job, device)
+        self._tables = pairing.tables_on(device)
+        room = self._sizes[-1]
+        gpu = device.type != "cpu"
+        self.table = torch.empty(
+            (3, room), dtype=torch.int64, device="cpu" if pinned else device, pin_memory=pinned and gpu
+        )
+        words = 6 + len(pairing.segment_memories) * requests
+        self.info = torch.empty(words, dtype=torch.int64, device=device)
+        # Read by the host while the device goes on: one for each planner, written by each run.
+        self._told = torch.empty(words, dtype=torch.int64, pin_memory=gpu)
+
+    def run(self) -> DevicePlan:
+        """Plan what the lists hold now. The plan is valid until the next run."""
+        ids = torch.cat(self._lists) if len(self._lists) > 1 else self._lists[0]
+        ops.plan_(self._tables, self._job, ids, self._sizes, self.table, self.info)
+        self._told.copy_(self.info, non_blocking=True)
+        event = None
+        if self.device.type != "cpu":
+            event = torch.get_device_module(self.device.type).Event()
+            event.record()
+        return DevicePlan(self, ids, self._told, event)
+
+
+class DevicePlan(Plan):
+    """A plan that is still being made on a GPU, or lies there.
+
+    `execute` and `ops.copy_` use it there, with no wait. Reading anything of it, or submitting it to an engine, waits
+    for it once, and raises the PlanError of a request that was refused.
+
+    Attributes:
+        device_table: int64 [3, most]; the first `count` columns are the plan.
+        count: int64 [1] on the device: descriptors; 0 where the request was refused.
+    """
+
+    def __init__(self, planner: Planner, ids: torch.Tensor, told: torch.Tensor, event: torch.cuda.Event | None) -> None:
+        self.device_table = planner.table
+        self.count = planner.info[-1:]
+        self.device = planner.device
+        self.src_layout = planner.pairing.src
+        self.dst_layout = planner.pairing.dst
+        self.requests = planner.requests
+        self.segment_memories = planner.pairing.segment_memories
+        self._planner = planner
+        self._ids = ids
+        self._told = told
+        self._event = event
+        self._read: tuple[torch.Tensor, tuple[Segment, ...], list[list[int]]] | None = None
+
+    def wait(self) -> None:
+        """Return when the plan is made.
+
+        Raises:
+            PlanError: the request was refused. Names region, space, position and value.
+        """
+        self._fetch()
+
+    def _fetch(self) -> tuple[torch.Tensor, tuple[Segment, ...], list[list[int]]]:
+        if self._read is None:
+            if self._event is not None:
+                self._event.synchronize()
+            facts = self._told.tolist()
+            planner = self._planner
+            if facts[0]:
+                raise refused(planner.pairing, facts, self._ids.cpu().numpy(), planner.windows, self.requests)
+            segments, offsets = segments_of(planner.pairing, facts, self.requests)
+            self._read = self.device_table[:, : facts[-1]].cpu(), tuple(segments), offsets
+        return self._read
+
+    @property
+    def table(self) -> torch.Tensor:  # type: ignore[override]
+        """int64 [3, N] on the CPU."""
+        return self._fetch()[0]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:  # type: ignore[override]
+        """See Plan."""
+        return self._fetch()[1]
+
+    @property
+    def offsets(self) -> list[list[int]]:  # type: ignore[override]
+        """See Plan."""
+        return self._fetch()[2]
+
+
+def refused(
+    pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int], requests: int
+) -> PlanError:
+    """The error for a status; it names the request where there are several."""
+    error = refusal(pairing, facts, pages, windows)
+    return error if requests == 1 else PlanError(f"request {facts[1]}: {error}")
+
+
+def _moved(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """On the device, without waiting: pinned first, for a copy from pageable memory may wait."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

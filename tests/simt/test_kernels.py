@@ -1,0 +1,277 @@
+"""Every CUDA kernel and its launches on the CPU, in random order of threads and blocks, against the C++ ops to the bit.
+
+KVPLAN_SIMT_SEEDS draws more orders (a number).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jobs import Job, jobs, large_job, random_cuts, random_pairs
+from strategies import profile
+
+from kvplan import ops
+
+HERE = Path(__file__).parent
+SEEDS = int(os.environ.get("KVPLAN_SIMT_SEEDS", "3"))
+SIZES = [0, 1, 2, 31, 33, 255, 256, 257, 1023, 1024, 1025, 2049, 5000]  # around warps, blocks and tiles
+
+
+class Emulator:
+    """kernels.cpp, with tensors for pointers."""
+
+    def __init__(self, library: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+
+    def call(self, name: str, *args: object) -> None:
+        function = getattr(self.library, name)
+        function.restype = ctypes.c_char_p
+        failure = function(*[_argument(arg) for arg in args])
+        if failure is not None:
+            raise RuntimeError(failure.decode())
+
+    def plan_(self, seed: int, job: Job, room: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        table, info = job.outputs(room)
+        sizes = torch.tensor(job.sizes)
+        wide = job.pages.dtype == torch.int64
+        self.call(
+            "plan", seed, job.tables, len(job.tables), job.job, sizes, job.pages, wide, table, table.shape[1], info,
+            job.segments,
+        )  # fmt: skip
+        return table, info
+
+
+def _argument(arg: object) -> object:
+    if isinstance(arg, torch.Tensor):
+        return ctypes.c_void_p(arg.data_ptr())
+    if isinstance(arg, bool):
+        return ctypes.c_bool(arg)
+    return ctypes.c_void_p(None) if arg is None else ctypes.c_int64(arg)
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory):
+    library = tmp_path_factory.mktemp("simt") / "kernels.so"
+    flags = ["-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DKVPLAN_SIMT", f"-I{HERE}"]
+    subprocess.run(["g++", *flags, "-shared", "-fPIC", HERE / "kernels.cpp", "-o", library], check=True)
+    return Emulator(library)
+
+
+def assert_same(got, want):
+    for mine, right in zip(got, want, strict=True):
+        assert torch.equal(mine, right), (mine.tolist(), right.tolist())
+
+
+# ------------------------------------------------------------------------------------------------------------- plans
+
+
+@given(job=jobs(), seed=st.integers(0, 1 << 40))
+@profile(150)
+def test_plans_of_clusters(emulator, job, seed):
+    assert_same(emulator.plan_(seed, job), job.expected())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("pages", [1, 127, 128, 129, 700])
+def test_plans_of_many_pages(emulator, pages, scattered, rows, seed):
+    job = large_job(pages, 1, scattered=scattered, rows=rows, seed=seed, narrow=bool(seed % 2))
+    assert_same(emulator.plan_(seed, job), job.expected())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(("requests", "pages"), [(2, 300), (40, 9), (300, 1)])
+def test_batches(emulator, requests, pages, seed):
+    job = large_job(pages, requests, scattered=bool(seed % 2), rows=False, seed=seed)
+    assert_same(emulator.plan_(seed, job), job.expected())
+
+
+@pytest.mark.parametrize("seed", range(4 * SEEDS))
+def test_the_first_bad_page_is_told_and_nothing_is_written(emulator, seed):
+    job = large_job(60, 4, scattered=True, rows=False, seed=seed, narrow=False)
+    draw = random.Random(seed)
+    pages = job.pages.clone()
+    for _ in range(draw.randrange(1, 6)):
+        place = draw.randrange(len(pages))
+        pages[place] = draw.choice([-1, 1 << 40, int(pages[draw.randrange(len(pages))])])
+    job = job.with_pages(pages)
+    table, info = job.expected()
+    untouched, _ = job.outputs()
+    assert info[0] == 0 or torch.equal(table, untouched)
+    assert_same(emulator.plan_(seed, job), (table, info))
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1])
+def test_too_little_room_writes_nothing(emulator, spare):
+    job = large_job(200, 2, scattered=True, rows=True)
+    count = int(job.expected()[1][-1])
+    table, info = job.expected(count + spare)
+    assert (int(info[0]) == 12) == (spare < 0)
+    assert_same(emulator.plan_(3, job, count + spare), (table, info))
+
+
+def test_another_job_is_refused(emulator):
+    job, other = large_job(5, 1, scattered=True, rows=False), large_job(6, 1, scattered=True, rows=False)
+    table, info = job.outputs()
+    sizes = torch.tensor(job.sizes)
+    emulator.call(
+        "plan", 1, job.tables, len(job.tables), other.job, sizes, job.pages, False, table, table.shape[1], info,
+        job.segments,
+    )  # fmt: skip
+    assert info.tolist() == [13] + [0] * (len(info) - 1) and torch.equal(table, job.outputs()[0])
+
+
+# ------------------------------------------------------------------------------------------------------------ stages
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("lists", [None, 1, 7, 300])
+@pytest.mark.parametrize("n", SIZES)
+def test_runs(emulator, n, lists, seed):
+    src, dst = random_pairs(n, seed)
+    indptr = None if lists is None else random_cuts(n, lists, seed)
+    want = ops.find_runs(src, dst, indptr)
+    got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
+    emulator.call("find_runs", seed, src, dst, n, indptr, len(want[1]) - 1, *got)
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("indptr", [[0, 5, 4, 9], [1, 5, 9], [0, 5, 8], [0, 5, 10], [0, -1, 9]])
+def test_a_malformed_indptr_of_pairs_is_told(emulator, indptr):
+    src, dst = random_pairs(9, 1)
+    runs, cuts = torch.empty(3, 9, dtype=torch.int64), torch.empty(len(indptr), dtype=torch.int64)
+    emulator.call("find_runs", 1, src, dst, 9, torch.tensor(indptr), len(indptr) - 1, runs, cuts)
+    assert cuts[-1] == -1
+
+
+def _entries(groups: int, seed: int) -> torch.Tensor:
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(draw.choice([0, 1, 5, 1100])):
+        stride = draw.choice([8, 24, 40])
+        rows.append((draw.randrange(1 << 50), stride, draw.randrange(1 << 50), stride, 8, draw.randrange(groups)))
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
+
+
+@pytest.mark.parametrize("seed", range(2 * SEEDS))
+@pytest.mark.parametrize("n", [0, 1, 40, 1024, 1500])
+def test_expansion(emulator, n, seed):
+    groups = 1 + seed % 3
+    runs, indptr = ops.find_runs(*random_pairs(n, seed), random_cuts(n, groups, seed))
+    entries, steps = _entries(groups, seed), torch.tensor([[1, 1], [3, 1], [3, 5]])[:groups].contiguous()
+    if n > 40:
+        entries = entries[:30]
+    _, count = ops.expand(entries, runs, indptr, steps, 0)
+    for room in (int(count), int(count) + 3, max(int(count) - 1, 0)):
+        want = ops.expand(entries, runs, indptr, steps, room)
+        got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
+        emulator.call(
+            "expand", seed, entries, len(entries), runs, runs.shape[1], indptr, steps, groups, got[0], room, got[1]
+        )
+        assert_same(got, want)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e, r, i, s: r[2].__setitem__(1, 0),  # an empty run
+        lambda e, r, i, s: r[2].__setitem__(1, -3),
+        lambda e, r, i, s: r[0].__setitem__(0, (1 << 63) - 1),  # leads past 64 bits
+        lambda e, r, i, s: r[1].__setitem__(1, -1),
+        lambda e, r, i, s: i.__setitem__(-1, 4),  # more runs than there are
+        lambda e, r, i, s: i.__setitem__(-1, -1),  # as from a refused find_runs
+        lambda e, r, i, s: i.__setitem__(0, 1),
+        lambda e, r, i, s: s.__setitem__((0, 0), 0),
+        lambda e, r, i, s: e[0].__setitem__(5, 1),  # no such group
+        lambda e, r, i, s: e[0].__setitem__(5, -1),
+        lambda e, r, i, s: e[0].__setitem__(4, 0),
+        lambda e, r, i, s: e[0].__setitem__(1, -8),
+        lambda e, r, i, s: e[0].__setitem__(3, 1 << 62),
+    ],
+)
+def test_what_cannot_be_expanded_is_told(emulator, change):
+    entries = torch.tensor([[1 << 30, 8, 1 << 40, 8, 8, 0]])
+    runs, indptr, steps = torch.tensor([[5, 50, 500], [2, 20, 200], [3, 3, 3]]), torch.tensor([0, 3]), torch.ones(1, 2)
+    steps = steps.to(torch.int64)
+    change(entries, runs, indptr, steps)
+    with pytest.raises(RuntimeError):
+        ops.expand(entries, runs, indptr, steps, 9)
+    table, count = torch.full((3, 9), 99), torch.full((1,), 99)
+    emulator.call("expand", 1, entries, 1, runs, 3, indptr, steps, 1, table, 9, count)
+    assert count.tolist() == [-1] and not table.any()
+
+
+@pytest.mark.parametrize("seed", range(2 * SEEDS))
+@pytest.mark.parametrize("size", [1, 16, 17, 64])
+@pytest.mark.parametrize("length", [0, 1, 16, 100, 700])
+def test_page_indices(emulator, length, size, seed):
+    draw = random.Random(seed * 1000 + length)
+    columns = -(-length // size)
+    num_rows = draw.randrange(1, 5)
+    dtype = draw.choice([torch.int32, torch.int64])
+    wide = torch.stack(
+        [torch.tensor([draw.randrange(1000) * size for _ in range(columns)], dtype=dtype).repeat_interleave(size)
+         + torch.arange(columns * size, dtype=dtype) % size for _ in range(num_rows)]
+    )  # fmt: skip
+    slots = wide[:, :length]  # rows lie apart
+    if length and draw.random() < 0.5:
+        wide[draw.randrange(num_rows), draw.randrange(length)] += draw.choice([-1, 1, -100000])
+    rows = lengths = None
+    if draw.random() < 0.7:
+        count = draw.randrange(0, 6)
+        rows = torch.tensor([draw.randrange(-1, num_rows + 1) for _ in range(count)], dtype=torch.int64)
+        lengths = torch.tensor([draw.choice([length, 0, length + 1, length // 2, -1]) for _ in range(count)]).long()
+    want = ops.page_indices(slots, size, rows, lengths)
+    got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
+    emulator.call(
+        "page_indices", seed, slots, dtype == torch.int64, slots.stride(0), num_rows, length, rows, lengths,
+        len(want[1]), size, *got,
+    )  # fmt: skip
+    good = want[1] == -1
+    assert torch.equal(got[1], want[1]) and torch.equal(got[0][good], want[0][good])
+
+
+# -------------------------------------------------------------------------------------------------------------- copy
+
+
+def _layout_of_copies(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(table, memory, memory afterwards): ranges of odd sizes and places, none of which overlap."""
+    draw = random.Random(seed)
+    sizes = [draw.choice([0, 1, 2, 15, 16, 17, 100, 1700, 16384, 16385, 40001]) for _ in range(draw.randrange(40))]
+    room = sum(sizes) + 64 * len(sizes) + 64
+    memory = torch.randint(0, 256, (2 * room,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    after, rows, at = memory.clone(), [], [0, room]
+    for size in sizes:
+        src, dst = (at[side] + draw.choice([0, 0, 16, 1, 2, 4, 8, 13]) for side in (0, 1))
+        rows.append((memory.data_ptr() + src, memory.data_ptr() + dst, size))
+        after[dst : dst + size] = memory[src : src + size]
+        at = [src + size, dst + size + 7]
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3).T.contiguous(), memory, after
+
+
+@pytest.mark.parametrize("seed", range(6 * SEEDS))
+def test_copies_move_each_byte_and_no_other(emulator, seed):
+    table, memory, after = _layout_of_copies(seed)
+    emulator.call("copy", seed, table, table.shape[1], None)
+    assert torch.equal(memory, after)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 2, 3, 4])
+def test_only_what_is_counted_is_copied(emulator, count):
+    memory = torch.arange(60, dtype=torch.uint8)
+    start = memory.data_ptr()
+    table = torch.tensor([[start + 3 * k, start + 30 + 3 * k, 3] for k in range(3)]).T.contiguous()
+    after = memory.clone()
+    moved = 3 * count if count in (2, 3) else 0
+    after[30 : 30 + moved] = memory[:moved]
+    emulator.call("copy", 5, table, 3, torch.tensor([count]))
+    assert torch.equal(memory, after)
