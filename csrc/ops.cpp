@@ -115,7 +115,7 @@ bool belongs(const Tables& tables, const Tensor& tensor, int64_t num_pages) {
   const auto* at = rows<const int64_t>(tensor, "job", &words);
   if (words < words_of<JobSize>()) return false;
   const JobSize& size = *reinterpret_cast<const JobSize*>(at);
-  for (const int64_t count : {size.requests, size.lists, size.pieces, size.checks})
+  for (const int64_t count : {size.requests, size.lists, size.checks})
     if (count < 0 || count > words) return false;
   return size.lists == size.requests * tables.size.num_groups && size.pieces == size.requests * tables.size.num_entries &&
          size.pages == num_pages &&

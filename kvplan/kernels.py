@@ -78,7 +78,9 @@ def _compile(nvrtc, files: dict[str, str], arch: str) -> bytes:  # type: ignore[
     for name, text in files.items():
         # NVRTC looks names up as they are included, and files of device code include the folder above.
         headers[name] = headers[f"../{name}"] = text
-    program = nvrtc.createProgram(files["kernels.cu"], "kernels.cu", list(headers.values()), list(headers))
+    texts = [text.encode() for text in headers.values()]
+    names = [name.encode() for name in headers]
+    program = nvrtc.createProgram(files["kernels.cu"], "kernels.cu", texts, names)
     try:
         nvrtc.compileProgram(program, [f"-arch={arch}", "-std=c++17", "-default-device"])
         return bytes(nvrtc.getCUBIN(program))

@@ -8,12 +8,10 @@ namespace kvplan::cuda {
 KVPLAN_KERNEL kvplan_starts(const StartArgs args) {
   const int64_t runs = args.indptr[args.groups];
   const auto fail = [&] { atomic_max(args.status, 1); };
-  if (grid_thread() == 0 && (runs < 0 || runs > args.runs)) fail();
-  for (int64_t g = grid_thread(); g < args.groups; g += grid_threads()) {
-    const bool rises = args.indptr[g] <= args.indptr[g + 1] && (g > 0 || args.indptr[0] == 0);
-    if (!rises || args.steps[g].src <= 0 || args.steps[g].dst <= 0) fail();
-  }
-  const int64_t total = runs < 0 ? 0 : runs < args.runs ? runs : args.runs;
+  if (grid_thread() == 0 && (args.indptr[0] != 0 || runs < 0 || runs > args.runs)) fail();
+  for (int64_t g = grid_thread(); g < args.groups; g += grid_threads())
+    if (args.indptr[g] > args.indptr[g + 1] || args.steps[g].src <= 0 || args.steps[g].dst <= 0) fail();
+  const int64_t total = runs < 0 || args.groups == 0 ? 0 : runs < args.runs ? runs : args.runs;
   const int64_t tiles = total == 0 ? 1 : ceil_div(total, kTile);
   for (int64_t tile = take_tile(args.scan); tile < tiles; tile = take_tile(args.scan)) {
     const int64_t first = tile * kTile + static_cast<int64_t>(threadIdx.x) * kItems;

@@ -48,7 +48,7 @@ __device__ __forceinline__ bool job_is_known(const PlanArgs& args) {
   const Header& header = *reinterpret_cast<const Header*>(args.tables);
   const int64_t sizes[] = {header.num_entries, header.num_groups, header.num_spaces, header.num_segments};
   for (const int64_t size : sizes) same &= size >= 0 && size <= args.tables_words;
-  return same && header.num_segments == args.segments &&
+  return same && (args.size.requests == 0 || header.num_segments == args.segments) &&
          args.size.pieces == args.size.requests * header.num_entries &&
          args.size.lists == args.size.requests * header.num_groups &&
          args.tables_words == words_of<Header>() + words_of<Entry>() * header.num_entries +

@@ -38,8 +38,13 @@ struct PairsGiven {
 
   __device__ int64_t pairs() const { return args.pairs; }
   __device__ int64_t lists() const { return args.lists; }
-  __device__ int64_t first(int64_t list) const {
+  __device__ int64_t said(int64_t list) const {
     return args.indptr != nullptr ? args.indptr[list] : list == 0 ? 0 : args.pairs;
+  }
+  // Within the pairs, whatever is said.
+  __device__ int64_t first(int64_t list) const {
+    const int64_t at = said(list);
+    return at < 0 ? 0 : at < args.pairs ? at : args.pairs;
   }
   __device__ int64_t list_of(int64_t pair) const {
     int64_t low = 0, high = args.lists;
@@ -136,8 +141,8 @@ KVPLAN_KERNEL kvplan_runs(const PlanArgs args) {
 KVPLAN_KERNEL kvplan_find_runs(const FindArgs args) {
   const PairsGiven pairs{args};
   for (int64_t i = grid_thread(); i <= args.lists; i += grid_threads()) {
-    const bool good = i < args.lists ? pairs.first(i) <= pairs.first(i + 1) && (i > 0 || pairs.first(0) == 0)
-                                     : pairs.first(i) == args.pairs;
+    const bool good = i < args.lists ? pairs.said(i) <= pairs.said(i + 1) && (i > 0 || pairs.said(0) == 0)
+                                     : pairs.said(i) == args.pairs;
     if (!good) atomic_max(reinterpret_cast<uint64_t*>(args.runs.indptr + args.lists), ~uint64_t{0});
   }
   find_runs(pairs, args.scan, args.runs);

@@ -11,11 +11,13 @@ enum : uint64_t {
   kPrefix = 2  // ... or the sum of all tiles up to it. In the low two bits; 0: nothing yet
 };
 constexpr unsigned kWarp = 0xffffffffu;
+// No sum that is meant is as large, and none that is not can wrap: what a thread brings, and what a tile tells.
+constexpr int64_t kMostItem = int64_t{1} << 45, kMostSum = int64_t{1} << 55;
 
 // The number of a tile that this block is to do; the same in all its threads.
 __device__ __forceinline__ int64_t take_tile(const Scan& scan) {
   KVPLAN_SHARED(uint64_t, ticket);
-  __syncthreads();  // a tile taken before has been read
+  // No thread reads the last ticket any more: scan_exclusive, which each tile goes through, has had them meet since.
   if (threadIdx.x == 0) ticket = atomic_add(scan.ticket, 1);
   __syncthreads();
   return static_cast<int64_t>(ticket);
@@ -53,6 +55,7 @@ __device__ __forceinline__ int64_t look_back(const Scan& scan, int64_t tile, int
     before += part;
     if (complete != 0) break;
   }
+  if (before > kMostSum) before = kMostSum;
   if (lane == 0) words[tile] = static_cast<uint64_t>(before + sum) << 2 | kPrefix;
   return before;
 }
@@ -63,7 +66,7 @@ __device__ __forceinline__ int64_t scan_exclusive(const Scan& scan, int64_t tile
   KVPLAN_SHARED(Sums, sums);  // of each warp; then of all before it
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int64_t total;
-  const int64_t within = warp_exclusive(value, &total);
+  const int64_t within = warp_exclusive(value < kMostItem ? value : kMostItem, &total);
   if (lane == 0) sums[warp] = total;
   __syncthreads();
   if (warp == 0) {

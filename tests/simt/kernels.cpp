@@ -93,9 +93,10 @@ class Emulator {
   std::vector<Memory> kept_;
 };
 
+std::string message;  // of the last failure
+
 template <class Body>
 const char* guarded(uint64_t seed, Body body) {
-  static std::string message;
   try {
     Emulator device(seed);
     body(device);

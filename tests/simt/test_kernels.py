@@ -15,9 +15,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import Job, jobs, large_job, random_cuts, random_pairs
+from jobs import Job, job_of, jobs, large_job, random_cuts, random_pairs
 from strategies import profile
 
+import kvplan
 from kvplan import ops
 
 HERE = Path(__file__).parent
@@ -57,12 +58,18 @@ def _argument(arg: object) -> object:
     return ctypes.c_void_p(None) if arg is None else ctypes.c_int64(arg)
 
 
-@pytest.fixture(scope="session")
-def emulator(tmp_path_factory):
-    library = tmp_path_factory.mktemp("simt") / "kernels.so"
-    flags = ["-std=c++17", "-O2", "-g1", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DKVPLAN_SIMT", f"-I{HERE}"]
-    subprocess.run(["g++", *flags, "-shared", "-fPIC", HERE / "kernels.cpp", "-o", library], check=True)
-    return Emulator(library)
+def build(folder: Path, source: Path, *, every_access: bool) -> Emulator:
+    """`every_access`: threads may change places at each access to memory (see access.h), not only where they must."""
+    flags = ["-std=c++17", "-O2", "-fPIC", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DKVPLAN_SIMT", f"-I{HERE}"]
+    flags += ["-fsanitize=thread"] if every_access else []
+    subprocess.run(["g++", *flags, "-c", source, "-o", folder / "kernels.o"], check=True)
+    subprocess.run(["g++", "-shared", folder / "kernels.o", "-o", folder / "kernels.so"], check=True)
+    return Emulator(folder / "kernels.so")
+
+
+@pytest.fixture(scope="session", params=["points", "accesses"])
+def emulator(tmp_path_factory, request):
+    return build(tmp_path_factory.mktemp("simt"), HERE / "kernels.cpp", every_access=request.param == "accesses")
 
 
 def assert_same(got, want):
@@ -110,6 +117,19 @@ def test_the_first_bad_page_is_told_and_nothing_is_written(emulator, seed):
     assert_same(emulator.plan_(seed, job), (table, info))
 
 
+@pytest.mark.parametrize("seed", range(4 * SEEDS))
+def test_of_many_alike_the_second_is_told(emulator, seed):
+    job = large_job(300, 1, scattered=True, rows=False, seed=seed)
+    source = int(job.job[ops.SIZES + 1])  # the source list lies first, the two destination lists behind it
+    pages = job.pages.clone()
+    first = random.Random(seed).randrange(250)
+    pages[300 + first : 600] = pages[300 + first]
+    job = job.with_pages(pages)
+    _, info = job.expected()
+    assert source == 0 and info[:5].tolist() == [3, 0, 0, first + 1, int(pages[-301])]
+    assert_same(emulator.plan_(seed, job), job.expected())
+
+
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_too_little_room_writes_nothing(emulator, spare):
     job = large_job(200, 2, scattered=True, rows=True)
@@ -117,6 +137,37 @@ def test_too_little_room_writes_nothing(emulator, spare):
     table, info = job.expected(count + spare)
     assert (int(info[0]) == 12) == (spare < 0)
     assert_same(emulator.plan_(3, job, count + spare), (table, info))
+
+
+def test_no_requests_give_an_empty_plan(emulator):
+    job = large_job(5, 0, scattered=True, rows=False)
+    assert_same(emulator.plan_(1, job), job.expected())
+
+
+def test_more_pieces_than_the_job_has_words(emulator):
+    """Entries are in the tables alone, so a job says little of how many pieces there are."""
+    regions = [kvplan.Region("kv", layer, 1 << 30 | layer << 20, 64, 9) for layer in range(130)]
+    layout = kvplan.Layout(regions, page_size=4)
+    requests = [kvplan.Request([page], [page]) for page in range(9)]
+    job = job_of(kvplan.pair(layout, layout), requests)
+    table, info = job.expected()
+    assert info[0] == 0 and info[-1] == 9 * 130
+    assert_same(emulator.plan_(1, job), (table, info))
+
+
+def test_sums_past_any_memory_are_refused(emulator):
+    runs, indptr = torch.tensor([[0] * 3000, [0] * 3000, [1 << 40] * 3000]), torch.tensor([0, 3000])
+    entries = torch.tensor([[0, 3, 0, 3, 1, 0]] * 3000)  # a descriptor a pair
+    table, count = torch.full((3, 9), 99), torch.full((1,), 99)
+    emulator.call("expand", 1, entries, 3000, runs, 3000, indptr, torch.ones(1, 2).long(), 1, table, 9, count)
+    assert count > 1 << 40 and not table.any()
+
+
+def test_runs_without_a_group_are_refused(emulator):
+    runs, none = torch.ones(3, 4).long(), torch.empty(0, 2).long()
+    table, count = torch.full((3, 9), 99), torch.full((1,), 99)
+    emulator.call("expand", 1, none, 0, runs, 4, torch.tensor([4]), none, 0, table, 9, count)
+    assert count.tolist() == [-1] and not table.any()
 
 
 def test_another_job_is_refused(emulator):
@@ -145,7 +196,15 @@ def test_runs(emulator, n, lists, seed):
     assert_same(got, want)
 
 
-@pytest.mark.parametrize("indptr", [[0, 5, 4, 9], [1, 5, 9], [0, 5, 8], [0, 5, 10], [0, -1, 9]])
+def test_runs_of_many_tiles(emulator):
+    src, dst = random_pairs(50_000, 1)  # more tiles than a warp looks back over at once
+    want = ops.find_runs(src, dst)
+    got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
+    emulator.call("find_runs", 2, src, dst, len(src), None, 1, *got)
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize("indptr", [[0, 5, 4, 9], [1, 5, 9], [0, 5, 8], [0, 5, 10], [0, -1, 9], [-5, 9]])
 def test_a_malformed_indptr_of_pairs_is_told(emulator, indptr):
     src, dst = random_pairs(9, 1)
     runs, cuts = torch.empty(3, 9, dtype=torch.int64), torch.empty(len(indptr), dtype=torch.int64)
@@ -247,6 +306,7 @@ def _layout_of_copies(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     """(table, memory, memory afterwards): ranges of odd sizes and places, none of which overlap."""
     draw = random.Random(seed)
     sizes = [draw.choice([0, 1, 2, 15, 16, 17, 100, 1700, 16384, 16385, 40001]) for _ in range(draw.randrange(40))]
+    sizes += [draw.randrange(1 << 22)] * (seed % 3 == 0)  # so that every warp has several tiles
     room = sum(sizes) + 64 * len(sizes) + 64
     memory = torch.randint(0, 256, (2 * room,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     after, rows, at = memory.clone(), [], [0, room]
