@@ -6,7 +6,7 @@ ENGINE ?= mooncake
 DEMO_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all demo test bench bench-peers lint clean
+.PHONY: all demo test bench bench-peers gpu-check lint clean
 
 all: $(VENV)/ready
 
@@ -36,6 +36,10 @@ bench: $(VENV)/built
 
 bench-peers:
 	sh bench/peers/setup.sh
+
+# On a machine with a GPU, by the Python that has torch there; needs no network. Figures go to bench/RESULTS.md by hand.
+gpu-check:
+	$(PYTHON) tools/gpu_check.py
 
 lint: $(VENV)/built
 	$(VENV)/bin/ruff check .

@@ -71,6 +71,13 @@ struct Run {
   int64_t count;        // index pairs
 };
 
+// Memory that lies elsewhere than the addresses of a table say: a compiler may hand an op a copy of a tensor.
+struct Moved {
+  uint64_t home;    // first address by which the table knows it
+  uint64_t nbytes;
+  uint64_t now;     // where it is
+};
+
 // Why a request is refused. The words for each are in kvplan/refusal.py.
 enum class Code : int64_t {
   kOk = 0,

@@ -259,15 +259,21 @@ std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, con
   return {table, count};
 }
 
-void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::vector<Tensor>& /* read */,
-           const std::vector<Tensor>& /* written: both for the schema alone */) {
+void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::vector<Tensor>& read,
+           const std::vector<Tensor>& written, const std::vector<int64_t>& homes) {
   check_table(table, "table");
   const auto* out = static_cast<const uint64_t*>(table.data_ptr());
   const int64_t room = table.size(1);
   int64_t n = room, words = 1;
   if (count) n = *rows<const int64_t>(*count, "count", &words);
   STD_TORCH_CHECK(words == 1 && n >= 0 && n <= room, "count must be one number, from 0 to the table's ", room);
-  cpu::copy(out, out + room, out + 2 * room, n);
+  const std::vector<Moved> sources = moved_sources(read, written, homes);
+  const std::vector<Moved> targets = moved_from(written, homes.data() + read.size());
+  if (sources.empty() && targets.empty()) return cpu::copy(out, out + room, out + 2 * room, n);
+  std::vector<uint64_t> src(out, out + n), dst(out + room, out + room + n);
+  for (uint64_t& at : src) at = relocated(sources.data(), static_cast<int64_t>(sources.size()), at);
+  for (uint64_t& at : dst) at = relocated(targets.data(), static_cast<int64_t>(targets.size()), at);
+  cpu::copy(src.data(), dst.data(), out + 2 * room, n);
 }
 
 }  // namespace

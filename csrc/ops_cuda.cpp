@@ -26,7 +26,7 @@ void* current_stream(int32_t device) {
 class Device {
  public:
   explicit Device(const Tensor& tensor) : index_(tensor.get_device()), guard_(index_), stream_(current_stream(index_)) {
-    STD_TORCH_CHECK(cuda::kernels_loaded(), "no CUDA kernels are loaded; `python -m kvplan doctor` tells why");
+    cuda::prepare(index_);
   }
 
   int64_t* allocate(int64_t words) {
@@ -162,8 +162,8 @@ std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, con
   return {table, count};
 }
 
-void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::vector<Tensor>& /* read */,
-           const std::vector<Tensor>& /* written: both for the schema alone */) {
+void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::vector<Tensor>& read,
+           const std::vector<Tensor>& written, const std::vector<int64_t>& homes) {
   Device device(table);
   check_table(table, "table");
   const int64_t* n = nullptr;
@@ -173,15 +173,22 @@ void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::v
     n = rows<const int64_t>(*count, "count", &words);
     STD_TORCH_CHECK(words == 1, "count must be one number");
   }
-  if (table.size(1) > 0) cuda::copy(device, static_cast<const uint64_t*>(table.data_ptr()), table.size(1), n);
+  std::vector<Moved> moved = moved_sources(read, written, homes);
+  const std::vector<Moved> targets = moved_from(written, homes.data() + read.size());
+  const auto num_read = static_cast<int>(moved.size());
+  moved.insert(moved.end(), targets.begin(), targets.end());
+  STD_TORCH_CHECK(moved.size() <= cuda::kMostMoved, moved.size(), " of the tensors read or written have been moved; at most ",
+                  cuda::kMostMoved, " may be");
+  if (table.size(1) > 0)
+    cuda::copy(device, static_cast<const uint64_t*>(table.data_ptr()), table.size(1), n, moved.data(), num_read,
+               static_cast<int>(targets.size()));
 }
 
-// Compiled device code, a uint8 tensor on the CPU that the caller keeps; see kvplan/kernels.py. With kernels, CUDA tensors
-// have their ops; without, they are free for another back end to register.
+// Compiled device code, a uint8 tensor on the CPU that the caller keeps; see kvplan/kernels.py. With it CUDA tensors have
+// their ops; without, they are free for another back end to register.
 void load_kernels(const Tensor& image) {
   STD_TORCH_CHECK(image.is_cpu() && image.is_contiguous() && image.numel() > 0, "image must be bytes on the CPU");
-  const std::string failure = cuda::load_kernels(image.data_ptr());
-  STD_TORCH_CHECK(failure.empty(), failure);
+  cuda::use_kernels(image.data_ptr());
   using Library = torch::stable::detail::StableLibrary;
   static const auto* registered = [] {
     auto* library = new Library(Library::Kind::IMPL, "kvplan", "CUDA", __FILE__, __LINE__);  // for good

@@ -55,6 +55,34 @@ inline void check_table(const Tensor& table, const char* what) {
                   what, " must be a contiguous int64 [3, N] tensor");
 }
 
+// Of tensors that a table knows by their homes, those that lie elsewhere now.
+inline std::vector<Moved> moved_from(const std::vector<Tensor>& tensors, const int64_t* homes) {
+  std::vector<Moved> moved;
+  for (const Tensor& tensor : tensors) {
+    const auto home = static_cast<uint64_t>(*homes++);
+    const auto now = reinterpret_cast<uint64_t>(tensor.data_ptr());
+    if (home == now || tensor.numel() == 0) continue;
+    int64_t last = 0;  // element
+    for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+    moved.push_back({home, static_cast<uint64_t>(last + 1) * tensor.element_size(), now});
+  }
+  return moved;
+}
+
+// What is read may also be what is written: then the part that is read comes first.
+inline std::vector<Moved> moved_sources(const std::vector<Tensor>& read, const std::vector<Tensor>& written,
+                                        const std::vector<int64_t>& homes) {
+  STD_TORCH_CHECK(homes.size() == read.size() + written.size(), "homes must have an address for each tensor read or written");
+  std::vector<Moved> moved = moved_from(read, homes.data());
+  // A tensor that is named as written alone may be read as well. One that is named as read, and has not moved, hides none.
+  for (const Moved& other : moved_from(written, homes.data() + read.size())) {
+    bool named = false;
+    for (size_t i = 0; i < read.size(); ++i) named = named || static_cast<uint64_t>(homes[i]) == other.home;
+    if (!named) moved.push_back(other);
+  }
+  return moved;
+}
+
 // Slots of tokens: one list [T], or a table [R, L] with the rows and lengths of B requests.
 struct Slots {
   const void* data;

@@ -48,7 +48,7 @@ def facts(extension: Path) -> Facts:
     from . import kernels
 
     gpu = None
-    if torch.cuda.is_available():
+    if torch.cuda.device_count() > 0:  # unlike is_available, starts no CUDA, so that the process may fork later
         gpu = "hip" if torch.version.hip else "cuda"
     elif hasattr(torch, "xpu") and torch.xpu.is_available():
         gpu = "xpu"

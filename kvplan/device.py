@@ -41,7 +41,7 @@ class Planner:
         self.windows = windows
         self.requests = requests
         self.device = device
-        self._lists = list(lists)
+        self._lists = list(lists) or [torch.empty(0, dtype=torch.int64, device=device)]
         job, status = ops.prepare(pairing.tables, windows, sum(len(ids) for ids in lists))
         facts = status.tolist()
         if facts[0]:
@@ -60,15 +60,22 @@ class Planner:
         self._told = torch.empty(words, dtype=torch.int64, pin_memory=gpu)
 
     def run(self) -> DevicePlan:
-        """Plan what the lists hold now. The plan is valid until the next run."""
+        """Plan what the lists hold now. The plan is valid until the next run.
+
+        One that is returned while a graph is captured is, whenever it is read, that of the last replay on the stream
+        that is current then.
+        """
         ids = torch.cat(self._lists) if len(self._lists) > 1 else self._lists[0]
         ops.plan_(self._tables, self._job, ids, self._sizes, self.table, self.info)
         self._told.copy_(self.info, non_blocking=True)
         event = None
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" and not self._captures():
             event = torch.get_device_module(self.device.type).Event()
             event.record()
         return DevicePlan(self, ids, self._told, event)
+
+    def _captures(self) -> bool:
+        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class DevicePlan(Plan):
@@ -94,6 +101,7 @@ class DevicePlan(Plan):
         self._ids = ids
         self._told = told
         self._event = event
+        self._captured = event is None and planner.device.type != "cpu"
         self._read: tuple[torch.Tensor, tuple[Segment, ...], list[list[int]]] | None = None
 
     def wait(self) -> None:
@@ -106,15 +114,28 @@ class DevicePlan(Plan):
 
     def _fetch(self) -> tuple[torch.Tensor, tuple[Segment, ...], list[list[int]]]:
         if self._read is None:
-            if self._event is not None:
-                self._event.synchronize()
-            facts = self._told.tolist()
-            planner = self._planner
-            if facts[0]:
-                raise refused(planner.pairing, facts, self._ids.cpu().numpy(), planner.windows, self.requests)
-            segments, offsets = segments_of(planner.pairing, facts, self.requests)
-            self._read = self.device_table[:, : facts[-1]].cpu(), tuple(segments), offsets
+            facts = self._facts()
+            segments, offsets = segments_of(self._planner.pairing, facts, self.requests)
+            read = self.device_table[:, : facts[-1]].cpu(), tuple(segments), offsets
+            if self._captured:
+                return read  # another one after the next replay
+            self._read = read
         return self._read
+
+    def _facts(self) -> list[int]:
+        """The words of info, as soon as they are known."""
+        if self._event is not None:
+            self._event.synchronize()
+        elif self._captured:
+            torch.cuda.current_stream(self.device).synchronize()
+        facts: list[int] = self._told.tolist()
+        if facts[0]:
+            planner = self._planner
+            raise refused(planner.pairing, facts, self._ids.cpu().numpy(), planner.windows, self.requests)
+        return facts
+
+    def __len__(self) -> int:
+        return self._facts()[-1]
 
     @property
     def table(self) -> torch.Tensor:  # type: ignore[override]

@@ -111,9 +111,15 @@ def find_runs(
 
 
 def copy_(
-    table: torch.Tensor, count: torch.Tensor | None, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
+    table: torch.Tensor,
+    count: torch.Tensor | None,
+    read: Sequence[torch.Tensor],
+    written: Sequence[torch.Tensor],
+    homes: Sequence[int],
 ) -> None:
-    """`ops.copy_`."""
+    """`ops.copy_`, for tensors that have not been moved."""
+    if any(tensor.data_ptr() != home % (1 << 64) for tensor, home in zip([*read, *written], homes, strict=True)):
+        missing()
     number = table.shape[1] if count is None else int(count)
     if not 0 <= number <= table.shape[1]:
         raise RuntimeError(f"count must be one number, from 0 to the table's {table.shape[1]}")

@@ -25,11 +25,13 @@ _loaded: torch.Tensor | None = None  # the driver reads the image for as long as
 
 
 def load(backend: str) -> None:
-    """Hand the kernels of `backend` ("cuda" or "cupy") to the driver, which makes them the ops of CUDA tensors.
+    """Make the kernels of `backend` ("cuda" or "cupy") the ops of CUDA tensors.
+
+    The driver is given them when the first of them runs. But NVRTC must know the GPU, so "cupy" starts CUDA here.
 
     Raises:
         ImportError: CuPy or its NVRTC is not usable.
-        RuntimeError: the kernels do not compile, or the driver does not take them.
+        RuntimeError: the kernels do not compile.
     """
     global _loaded
     image = FATBIN.read_bytes() if backend == "cuda" else compiled(torch.cuda.get_device_capability())

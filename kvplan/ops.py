@@ -31,7 +31,7 @@ _SCHEMAS = {
     "find_runs(Tensor src, Tensor dst, Tensor? indptr=None) -> (Tensor runs, Tensor run_indptr)": _TAGS,
     "expand(Tensor entries, Tensor runs, Tensor indptr, Tensor steps, int capacity)"
     " -> (Tensor table, Tensor count)": _TAGS,
-    "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written) -> ()": _TAGS,
+    "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written, int[] homes) -> ()": _TAGS,
     "load_kernels(Tensor image) -> ()": _TAGS,
 }
 
@@ -214,6 +214,7 @@ def copy_(
     *,
     read: Sequence[torch.Tensor] = (),
     written: Sequence[torch.Tensor] = (),
+    homes: Sequence[int] | None = None,
 ) -> None:
     """Carry out the descriptors of a table, where the table lies: on the CPU in this process, on a GPU on its stream.
 
@@ -223,9 +224,24 @@ def copy_(
         count: int64 [1], on the table's device: how many of them; by default N. On a GPU nothing moves where it is not
             0 to N, so the last word of a refused plan's info will do.
         read, written: tensors over the memory read and written. A compiler knows of no other tie between this call and
-            those that fill or use that memory.
+            those that fill or use that memory. Memory that is both must be named in both.
+        homes: where each tensor of `read`, then of `written`, lay when the table was made: its `data_ptr()`, as int64
+            (the bits). A compiler may hand the op another copy of a tensor; the addresses of the table are then taken to
+            that copy. By default they lie there now; while compiling it must be given.
+
+    Raises:
+        ValueError: while compiling, `homes` is not given.
+        RuntimeError: on a GPU, more than 64 of the tensors have been moved.
     """
-    _copy(table, count, list(read), list(written))
+    if homes is None:
+        if torch.compiler.is_compiling() and (read or written):
+            raise ValueError("while compiling, copy_ needs homes: where the table's tensors lay when it was made")
+        homes = [_signed(tensor.data_ptr()) for tensor in (*read, *written)]
+    _copy(table, count, list(read), list(written), list(homes))
+
+
+def _signed(address: int) -> int:
+    return address - (1 << 64) if address >= 1 << 63 else address
 
 
 @torch.library.register_fake("kvplan::plan")
@@ -270,7 +286,7 @@ def _(entries, runs, indptr, steps, capacity):  # type: ignore[no-untyped-def]
 
 
 @torch.library.register_fake("kvplan::copy_")
-def _(table, count, read, written):  # type: ignore[no-untyped-def]
+def _(table, count, read, written, homes):  # type: ignore[no-untyped-def]
     return None
 
 

@@ -253,7 +253,7 @@ class Pairing:
         if device.type == "cpu":
             return self.tables
         if device not in self._tables_on:
-            self._tables_on[device] = self.tables.to(device)
+            self._tables_on[device] = self.tables.pin_memory().to(device, non_blocking=True)
         return self._tables_on[device]
 
     def _spaces(self) -> list[tuple[int, ...]]:
@@ -348,7 +348,7 @@ class Pairing:
             PlanError: lengths or positions do not fit; or no list is on a GPU, and no device is given.
         """
         gather, count = _plan.gathered(self, requests)
-        where = gather.device if device is None else torch.device(device)
+        where = gather.device if device is None else torch.empty(0, device=device).device  # with its index
         if where is None:
             raise _plan.PlanError("no list is on a GPU: say on which device to plan")
         return gather.planner(count, where, pinned)

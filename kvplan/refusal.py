@@ -26,6 +26,10 @@ def refusal(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: 
             f"{where}: positions, sizes or the number of descriptors pass what can be held ({source}, entry "
             f"{position}, starts and count {window})"
         )
+    if code == 12:
+        return PlanError(f"the plan has {value} descriptors, and there is room for {position}")
+    if code == 13:
+        return PlanError("tables, job, page ids and info do not belong together")
     src_start, dst_start, num_tokens = window
     if code == 1:
         return PlanError(

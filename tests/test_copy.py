@@ -27,10 +27,22 @@ def test_no_descriptors():
     execute(Plan(torch.empty(3, 0, dtype=torch.int64), []))
 
 
-def test_device_memory_is_refused():
-    segment = Segment(Memory.DRAM, Memory.VRAM(0), 0, 1)
-    with pytest.raises(PlanError, match="descriptors 0 to 0 go from DRAM to VRAM:0"):
+def test_the_memory_of_a_gpu_that_is_not_here_is_refused():
+    segment = Segment(Memory.DRAM, Memory.VRAM(99), 0, 1)
+    with pytest.raises(PlanError, match="cannot reach VRAM:99: torch sees"):
         execute(Plan(torch.zeros(3, 1, dtype=torch.int64), [segment]))
+
+
+def test_the_memory_of_two_gpus_is_refused():
+    segment = Segment(Memory.VRAM(1), Memory.VRAM(0), 0, 1)
+    with pytest.raises(PlanError, match="within one GPU .* from VRAM:1 to VRAM:0"):
+        execute(Plan(torch.zeros(3, 1, dtype=torch.int64), [segment]))
+
+
+@pytest.mark.parametrize("count", [-1, 3])
+def test_a_count_past_the_table_is_refused(count):
+    with pytest.raises(RuntimeError, match="from 0 to the table's 2"):
+        ops.copy_(torch.zeros(3, 2, dtype=torch.int64), torch.tensor([count]))
 
 
 def test_a_table_of_the_wrong_form_is_refused():

@@ -127,11 +127,48 @@ def copy_kernel(
         at += 1
 
 
+def relocated(
+    table: torch.Tensor, read: list[torch.Tensor], written: list[torch.Tensor], homes: list[int]
+) -> torch.Tensor:
+    """The table with the addresses of tensors that lie elsewhere now; rarely needed, so in plain torch.
+
+    A source is looked for in `read` first, and in `written` where no tensor of that home is in `read`.
+    """
+    named = set(homes[: len(read)])
+    targets = list(zip(written, homes[len(read) :], strict=True))
+    sources = [*zip(read, homes, strict=False), *(pair for pair in targets if pair[1] not in named)]
+    for row, tensors in ((0, sources), (1, targets)):
+        moved = [(tensor, home) for tensor, home in tensors if signed(tensor.data_ptr()) != home and tensor.numel()]
+        if not moved:
+            continue
+        before = table[row]
+        after = before.clone()
+        for tensor, home in reversed(moved):  # the first that holds an address counts
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            offset = before - home  # as unsigned, below the size: neither negative nor past it
+            inside = (offset >= 0) & (offset < (last + 1) * tensor.element_size())
+            after = torch.where(inside, offset + signed(tensor.data_ptr()), after)
+        table = table.clone()
+        table[row] = after
+    return table
+
+
+def signed(address: int) -> int:
+    """The bits of an address, as int64."""
+    return address - (1 << 64) if address >= 1 << 63 else address
+
+
 def copy_(
-    table: torch.Tensor, count: torch.Tensor | None, read: list[torch.Tensor], written: list[torch.Tensor]
+    table: torch.Tensor,
+    count: torch.Tensor | None,
+    read: list[torch.Tensor],
+    written: list[torch.Tensor],
+    homes: list[int],
 ) -> None:
     """Carry out the first `count` descriptors of a table; see kvplan.ops.copy_. Nothing moves where count is out of
-    range. `read` and `written` are there for the schema alone."""
+    range."""
+    torch._check(len(homes) == len(read) + len(written), lambda: "homes must have an address for each tensor")
+    table = relocated(table, read, written, homes)
     check_words(table, "table")
     torch._check(table.dim() == 2 and table.shape[0] == 3, lambda: "table must be [3, N]")
     if count is not None:

@@ -7,6 +7,7 @@ namespace kvplan::cuda {
 constexpr int kThreads = 256;         // a block, of every kernel
 constexpr int kItems = 4;             // consecutive items a thread, in scans and expansion
 constexpr int kTile = kThreads * kItems;
+constexpr int kMostMoved = 64;        // tensors that lie elsewhere than a table says, in one copy
 constexpr int64_t kCopyTile = 16384;  // bytes that one warp copies before it looks where it is
 
 // Words of a single-pass scan, zeroed before: which tile is next, then what is known of each tile.
@@ -101,6 +102,8 @@ struct CopyArgs {
   const int64_t* count;     // descriptors, on the device; nullptr: room
   Scan scan;
   int64_t* tile_starts;     // [room + 1]: tiles of kCopyTile bytes before each descriptor
+  int num_read, num_written;
+  Moved moved[kMostMoved];  // read, then written
   int64_t warps;            // that copy
   int64_t* share;           // [2]: tiles for each warp, and how many of them take one more
 };

@@ -103,7 +103,9 @@ KVPLAN_KERNEL kvplan_copy(const CopyArgs args) {
       const uint64_t skipped = static_cast<uint64_t>(tile - args.tile_starts[at]) * kCopyTile;
       const uint64_t left = args.table[2 * args.room + at] - skipped;
       const uint64_t most = static_cast<uint64_t>(stop - tile) * kCopyTile;
-      copy_range(args.table[at] + skipped, args.table[args.room + at] + skipped, left < most ? left : most, lane);
+      const uint64_t src = relocated(args.moved, args.num_read, args.table[at]);
+      const uint64_t dst = relocated(args.moved + args.num_read, args.num_written, args.table[args.room + at]);
+      copy_range(src + skipped, dst + skipped, left < most ? left : most, lane);
       tile = stop;
     }
     ++at;

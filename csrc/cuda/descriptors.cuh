@@ -89,7 +89,8 @@ __device__ __forceinline__ int64_t count_of(const Expansion& job, const PieceNam
 
 // Where each piece begins. A plan's info gets the first descriptor of each request in each segment.
 KVPLAN_KERNEL kvplan_pieces(const ExpandArgs args) {
-  if (*args.status != 0) return;
+  // Another block may just be setting it: a block goes on with all its threads, or with none.
+  if (__syncthreads_or(*args.status != 0)) return;
   const Expansion job(args);
   const int64_t pieces = job.pieces();
   const int64_t tiles = pieces == 0 ? 1 : ceil_div(pieces, kTile);

@@ -28,6 +28,10 @@ struct Driver {
   Result (*device_get)(int*, int) = nullptr;
   Result (*device_attribute)(int*, int, int) = nullptr;
   Result (*pointer_attribute)(void*, int, uint64_t) = nullptr;
+  Result (*init)(unsigned) = nullptr;
+  Result (*current_context)(Handle*) = nullptr;
+  Result (*retain_context)(Handle*, int) = nullptr;
+  Result (*set_context)(Handle) = nullptr;
   std::string missing;
 
   Driver() {
@@ -48,6 +52,10 @@ struct Driver {
     find(&device_get, "cuDeviceGet");
     find(&device_attribute, "cuDeviceGetAttribute");
     find(&pointer_attribute, "cuPointerGetAttribute");
+    find(&init, "cuInit");
+    find(&current_context, "cuCtxGetCurrent");
+    find(&retain_context, "cuDevicePrimaryCtxRetain");
+    find(&set_context, "cuCtxSetCurrent");
   }
 
   std::string words(Result result) const {
@@ -68,24 +76,40 @@ void check(Result result, const char* what) {
 
 std::mutex loading;
 std::array<Handle, kKernels> kernels{};
+std::atomic<const void*> image{nullptr};
 std::atomic<bool> loaded{false};
 
-}  // namespace
-
-std::string load_kernels(const void* image) {
+void load_kernels() {
   const std::lock_guard<std::mutex> lock(loading);
-  if (loaded) return {};
-  if (!driver().missing.empty()) return driver().missing;
+  if (loaded) return;
+  if (image == nullptr) throw std::runtime_error("no CUDA kernels are here; `python -m kvplan doctor` tells why");
   Handle library = nullptr;
   Result result = driver().library_load(&library, image, nullptr, nullptr, 0, nullptr, nullptr, 0);
   for (int i = 0; i < kKernels && result == kSuccess; ++i)
     result = driver().library_get_kernel(&kernels[static_cast<size_t>(i)], library, kKernelNames[i]);
-  if (result != kSuccess) return "the driver does not take the kernels: " + driver().words(result);
+  if (result != kSuccess)
+    throw std::runtime_error("the CUDA driver does not take kvplan's kernels: " + driver().words(result) +
+                             "; KVPLAN_BACKEND=triton does without them");
   loaded = true;
-  return {};
 }
 
-bool kernels_loaded() { return loaded; }
+}  // namespace
+
+void use_kernels(const void* code) { image = code; }
+
+void prepare(int device) {
+  if (!driver().missing.empty()) throw std::runtime_error(driver().missing);
+  if (!loaded) check(driver().init(0), "initialization");
+  Handle context = nullptr;
+  check(driver().current_context(&context), "current context");
+  if (context == nullptr) {
+    int handle = 0;
+    check(driver().device_get(&handle, device), "device");
+    check(driver().retain_context(&context, handle), "primary context");  // torch's own, which lives as long as it
+    check(driver().set_context(context), "context");
+  }
+  if (!loaded) load_kernels();
+}
 
 uint64_t mapped(const void* host) {
   uint64_t address = 0;

@@ -169,9 +169,17 @@ void expand(Device& device, const Entry* entries, int64_t num_entries, const int
   device.run(Kernel::kDescriptors, blocks_for(device, room, kTile), args);
 }
 
+// `moved`: of memory that is read, then of memory that is written; kMostMoved in all at most.
 template <class Device>
-void copy(Device& device, const uint64_t* table, int64_t room, const int64_t* count) {
-  CopyArgs args{table, room, count, {}, nullptr, 0, nullptr};
+void copy(Device& device, const uint64_t* table, int64_t room, const int64_t* count, const Moved* moved = nullptr,
+          int num_read = 0, int num_written = 0) {
+  CopyArgs args{};
+  args.table = table;
+  args.room = room;
+  args.count = count;
+  args.num_read = num_read;
+  args.num_written = num_written;
+  for (int i = 0; i < num_read + num_written; ++i) args.moved[i] = moved[i];
   allocate(device, [&](Cutter& cutter) {
     args.scan = cutter.scan(room);
     const int64_t zeroed = cutter.used();

@@ -143,7 +143,10 @@ const char* expand(uint64_t seed, const int64_t* entries, int64_t num_entries, c
   });
 }
 
-const char* copy(uint64_t seed, const uint64_t* table, int64_t room, const int64_t* count) {
-  return guarded(seed, [&](Emulator& device) { cuda::copy(device, table, room, count); });
+const char* copy(uint64_t seed, const uint64_t* table, int64_t room, const int64_t* count, const Moved* moved,
+                 int64_t num_read, int64_t num_written) {
+  return guarded(seed, [&](Emulator& device) {
+    cuda::copy(device, table, room, count, moved, static_cast<int>(num_read), static_cast<int>(num_written));
+  });
 }
 }

@@ -321,7 +321,7 @@ def _layout_of_copies(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 @pytest.mark.parametrize("seed", range(6 * SEEDS))
 def test_copies_move_each_byte_and_no_other(emulator, seed):
     table, memory, after = _layout_of_copies(seed)
-    emulator.call("copy", seed, table, table.shape[1], None)
+    emulator.call("copy", seed, table, table.shape[1], None, None, 0, 0)
     assert torch.equal(memory, after)
 
 
@@ -333,5 +333,24 @@ def test_only_what_is_counted_is_copied(emulator, count):
     after = memory.clone()
     moved = 3 * count if count in (2, 3) else 0
     after[30 : 30 + moved] = memory[:moved]
-    emulator.call("copy", 5, table, 3, torch.tensor([count]))
+    emulator.call("copy", 5, table, 3, torch.tensor([count]), None, 0, 0)
     assert torch.equal(memory, after)
+
+
+def test_copies_follow_tensors_that_have_been_moved(emulator):
+    memory = torch.arange(120, dtype=torch.uint8)
+    homes = [1 << 20, 1 << 30, (1 << 63) + 16]  # read, read, written
+    rows = [(homes[0] + 3, homes[2] + 1, 5), (homes[1], homes[2] + 8, 8), (memory.data_ptr(), homes[2] + 20, 4)]
+    table = torch.tensor([[_signed(word) for word in row] for row in rows]).T.contiguous()
+    now = [memory.data_ptr() + 20 * k for k in (1, 2, 4)]
+    moved = torch.tensor(
+        [[_signed(home), 20 + 20 * (k == 2), at] for k, (home, at) in enumerate(zip(homes, now, strict=True))]
+    )
+    after = memory.clone()
+    after[81:86], after[88:96], after[100:104] = memory[23:28], memory[40:48], memory[0:4]
+    emulator.call("copy", 1, table, 3, None, moved, 2, 1)
+    assert torch.equal(memory, after)
+
+
+def _signed(word):
+    return word - (1 << 64) if word >= 1 << 63 else word

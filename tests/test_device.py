@@ -1,0 +1,82 @@
+"""Plans made by `plan_`, as on a GPU; here on CPU tensors, which take the same way but for the waiting."""
+
+import pytest
+import torch
+from hypothesis import given
+from strategies import clusters, profile
+
+import kvplan
+from kvplan import PlanError, Request
+
+CPU = torch.device("cpu")
+
+
+def pairing(pages=9):
+    src = kvplan.Layout([kvplan.Region("kv", k, 1 << 20 | k << 12, 64, pages) for k in range(2)], page_size=4)
+    dst = kvplan.Layout(
+        [
+            kvplan.Region("kv", 0, 1 << 30, 64, pages, space="host"),
+            kvplan.Region("kv", 1, 1 << 31, 64, pages, memory=kvplan.Memory.VRAM(0)),
+        ],
+        page_size=4,
+    )
+    return kvplan.pair(src, dst)
+
+
+@given(clusters())
+@profile(100)
+def test_plans_are_those_of_the_cpu(cluster):
+    for src, dst in cluster.pairs():
+        made = kvplan.pair(src, dst, allow_unsent=cluster.allow_unsent)
+        request = Request(cluster.src_pages, cluster.dst_pages, **cluster.positions)
+        want = made.plan_batch([request])
+        got = made.planner([request], device="cpu").run()
+        assert torch.equal(got.table, want.table) and int(got.count) == len(want)
+        assert (got.segments, got.offsets, got.requests) == (want.segments, want.offsets, want.requests)
+        assert (got.total_bytes, got.lists()) == (want.total_bytes, want.lists())
+
+
+def test_a_run_reads_the_lists_anew():
+    src, host, device = torch.tensor([1, 2, 7]), torch.tensor([0, 1, 2]), torch.tensor([8, 7, 6])
+    made = pairing()
+    planner = made.planner([Request(src, {"host": host, "device": device})], device="cpu")
+    assert planner.run().lists() == made.plan(src, {"host": host, "device": device}).lists()
+    src.copy_(torch.tensor([4, 5, 6]))
+    device.copy_(torch.tensor([3, 4, 5]))
+    plan = planner.run()
+    assert plan.lists() == made.plan(src, {"host": host, "device": device}).lists()
+    assert [len(part) for part in plan.segments] == [1, 1] and plan.request(0).lists() == plan.lists()
+
+
+def test_a_refused_plan_raises_when_it_is_read_and_moves_nothing():
+    made = pairing()
+    plan = made.planner(
+        [Request([1], {"host": [0], "device": [0]}), Request([1, 2], {"host": [3, 9], "device": [5, 6]})], device="cpu"
+    ).run()
+    assert int(plan.count) == 0
+    text = "request 1: space 'host': destination page id 9 at position 1 is out of range"
+    for read in (plan.wait, lambda: len(plan), plan.lists, lambda: plan.segments):
+        with pytest.raises(PlanError, match=text):
+            read()
+
+
+def test_lengths_are_refused_before_anything_runs():
+    with pytest.raises(PlanError, match="request 1: space 'host': length of the destination list is 1"):
+        made = pairing()
+        made.planner(
+            [Request([], {"host": [], "device": []}), Request([1, 2], {"host": [1], "device": [3, 4]})], device="cpu"
+        )
+
+
+def test_a_device_must_be_known():
+    with pytest.raises(PlanError, match="say on which device"):
+        pairing().planner([Request([1], {"host": [1], "device": [3]})])
+
+
+def test_execute_takes_a_plan_that_nobody_has_read():
+    src, dst = torch.arange(8 * 4).view(8, 4), torch.zeros(9, 4, dtype=torch.int64)
+    layouts = [kvplan.Layout([kvplan.Region.from_tensor(pool, "kv", layer=0)], page_size=4) for pool in (src, dst)]
+    planner = kvplan.pair(*layouts).planner([Request([5, 6, 2], [7, 8, 1])], device="cpu")
+    plan = planner.run()
+    kvplan.execute(plan)
+    assert plan._read is None and torch.equal(dst[[7, 8, 1]], src[[5, 6, 2]])
