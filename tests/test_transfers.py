@@ -7,10 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from engine_peer import LocalPair
+from engine_peer import Together
 
 from kvplan import Layout, Memory, Region, TransferError, TransferTimeout, engines
 from kvplan.engines.check import Spans
+from kvplan.engines.transfer import Outcome
 
 
 class Stepped(engines.LocalEngine):
@@ -26,14 +27,15 @@ class Stepped(engines.LocalEngine):
         self.steps.append(code)
         self.may.release()
 
-    def _write(self, session, chunk):
+    def _move(self, session, chunk, op):
         self.may.acquire()
-        return self.steps.pop(0) or super()._write(session, chunk)
+        code = self.steps.pop(0)
+        return Outcome(code) if code else super()._move(session, chunk, op)
 
 
 @pytest.fixture
 def stepped():
-    sides = LocalPair()
+    sides = Together("local")
     sides.engine.close()
     sides.engine = Stepped()
     sides.engine.register(sides.layout)
