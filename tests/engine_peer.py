@@ -1,13 +1,8 @@
 """The two sides of a transfer, for tests of engines: prefill in the test's process, decode in this one or another.
 
-As a program it is the decode side:
-
-    python engine_peer.py KIND FILE PAGE_SIZE
-
-registers a layout over FILE, which the test can read as well. The first line of its input is a JSON list of `Region`
-fields, bases relative to the file. It answers that, and every further line, with {"session", "layout"}; a line is a
-command, "unregister", "register", or "notice TEXT" (wait for it). It ends when its input does, so it cannot outlive the
-test.
+In another process (`serve`), the decode side registers a layout over a file, which the test can read as well. It is
+forked from a server that has imported everything, so it starts at once; and it ends when the test's end of its
+connection is closed, so it cannot outlive the test.
 """
 
 from __future__ import annotations
@@ -15,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
-import json
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
-import subprocess
-import sys
 import threading
+import time
 from pathlib import Path
 
 import memfabric
@@ -178,50 +173,59 @@ class Apart(Pair):
         self.file = folder / "dst"
         self.file.write_bytes(bytes([GUARD]) * DST_BYTES)
         self.dst = np.memmap(self.file, dtype=np.uint8, mode="r+")
-        self.log = (folder / "log").open("w+")
         self.start()
 
     def start(self) -> None:
         """Start the decode side; again, once it has been killed."""
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, self.kind, str(self.file), "16"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-        )
-        try:
-            self.tell(json.dumps([*DST_FIELDS, DRAFT] if self.draft else DST_FIELDS))
-        except BaseException:
-            self.close()
-            raise
+        self.connection, its = _processes().Pipe()
+        fields = [*DST_FIELDS, DRAFT] if self.draft else DST_FIELDS
+        self.process = _processes().Process(target=serve, args=(self.kind, self.file, fields, its), daemon=True)
+        self.process.start()
+        its.close()
+        self._hear()
 
     def tell(self, command: str) -> None:
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        while answer := self.process.stdout.readline():
-            if answer.startswith('{"session"'):  # the engine may print as well
-                told = json.loads(answer)
-                self.peer = engines.Peer(told["session"], Layout.from_dict(told["layout"]))
-                return
-        self.log.seek(0)
-        raise RuntimeError(f"the peer ended: {self.log.read()[-2000:]}")
+        self.connection.send(command)
+        self._hear()
+
+    def _hear(self) -> None:
+        if not self.connection.poll(60):
+            raise RuntimeError("the peer does not answer")
+        session, layout = self.connection.recv()
+        self.peer = engines.Peer(session, Layout.from_dict(layout))
 
     def stop(self) -> None:
         os.kill(self.process.pid, signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        while not all((task / "stat").read_text().rsplit(")", 1)[1].split()[0] == "T" for task in tasks.iterdir()):
+            time.sleep(0.001)  # it acts for a moment longer
 
     def go_on(self) -> None:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     def close(self) -> None:
-        self.process.kill()  # first, so that no call hangs
-        self.process.communicate()
-        self.log.close()
+        self.kill()  # first, so that no call hangs
+        self.connection.close()
         super().close()
+
+
+def _processes():
+    """Where decode sides are forked from: a process in which this module is loaded, and nothing runs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["engine_peer"])
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *([path] if path else [])])
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if path:
+            os.environ["PYTHONPATH"] = path
+    return context
 
 
 def need(kind: str) -> None:
@@ -242,17 +246,13 @@ def obey(command: str, engine: engines.Engine, layout: Layout) -> None:
         getattr(engine, command)(layout)
 
 
-def main() -> None:
-    kind, file, page_size = sys.argv[1:]
+def serve(kind: str, file: Path, fields: list[dict], connection) -> None:
+    """The decode side: says what it has registered, then does as it is told, until nobody tells it anything."""
     memory = np.memmap(file, dtype=np.uint8, mode="r+")
-    layout = layout_of(json.loads(sys.stdin.readline()), memory, int(page_size))
+    layout = layout_of(fields, memory)
     with make_engine(kind) as engine:
         engine.register(layout)
-        print(json.dumps({"session": engine.session, "layout": layout.to_dict()}), flush=True)
-        for command in sys.stdin:
-            obey(command.strip(), engine, layout)
-            print(json.dumps({"session": engine.session, "layout": layout.to_dict()}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        with contextlib.suppress(EOFError):
+            while True:
+                connection.send((engine.session, layout.to_dict()))
+                obey(connection.recv(), engine, layout)
