@@ -177,9 +177,9 @@ class Apart(Pair):
 
     def start(self) -> None:
         """Start the decode side; again, once it has been killed."""
-        self.connection, its = _processes().Pipe()
+        self.connection, its = processes().Pipe()
         fields = [*DST_FIELDS, DRAFT] if self.draft else DST_FIELDS
-        self.process = _processes().Process(target=serve, args=(self.kind, self.file, fields, its), daemon=True)
+        self.process = processes().Process(target=serve, args=(self.kind, self.file, fields, its), daemon=True)
         self.process.start()
         its.close()
         self._hear()
@@ -213,7 +213,7 @@ class Apart(Pair):
         super().close()
 
 
-def _processes():
+def processes():
     """Where decode sides are forked from: a process in which this module is loaded, and nothing runs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["engine_peer"])

@@ -187,21 +187,25 @@ class NixlEngine(Engine):
         """Name of the peer's agent, which is known to ours when this returns."""
         name, metadata = _parse(session)
         with self._gate:
-            if self._peers.get(name) != session:
-                loaded = self._agent.add_remote_agent(metadata).decode(errors="replace")
-                if loaded != name:
-                    self._agent.remove_remote_agent(loaded)
-                    self._peers.pop(loaded, None)
-                    raise RuntimeError(f"the session of {name} holds the metadata of {loaded!r:.80}")
-                self._peers[name] = session
+            if self._peers.get(name) == session:
+                return name
+            # Half of what does not load stays loaded, and spoils this name: but no peer can tell another's name.
+            loaded = self._agent.add_remote_agent(metadata)
+            if loaded != name.encode():
+                self._forget(loaded)
+                raise RuntimeError(f"the session of {name} holds the metadata of {loaded!r:.80}")
+            self._peers[name] = session
         return name
 
     def _disconnect(self, name: str) -> None:
         """Forget a peer whose connection failed, so that the next call makes a new one."""
         with self._gate:
-            if self._peers.pop(name, None):
-                with contextlib.suppress(Exception):  # NIXL may have forgotten it already
-                    self._agent.remove_remote_agent(name)
+            self._forget(name)
+
+    def _forget(self, name: str | bytes) -> None:
+        self._peers.pop(name if isinstance(name, str) else name.decode(errors="replace"), None)
+        with contextlib.suppress(Exception):  # NIXL may have forgotten it already
+            self._agent.remove_remote_agent(name)
 
     def _tell(self, session: str, notice: bytes) -> None:
         self._using(lambda: self._agent.send_notif(self._connect(session), notice))
@@ -266,7 +270,7 @@ class NixlEngine(Engine):
     def _finished(self, number: int) -> bool:
         with self._gate:
             if number not in self._open:
-                raise RuntimeError(f"the agent that carried it is gone. {self._unsettled}")
+                raise RuntimeError(f"NIXL no longer knows of it. {self._unsettled}")
             name, under_way = self._open[number]
             try:
                 self._open[number] = (name, left := self._still_under_way(under_way))

@@ -156,7 +156,6 @@ class Transfer:
             try:
                 finished = self._finished()
             except RuntimeError as error:
-                self._finished = None
                 return str(error)
             if finished:
                 self._show_settled(arrived=True)
