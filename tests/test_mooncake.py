@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 
 import numpy as np
@@ -118,25 +117,6 @@ def test_a_version_that_takes_arrays_is_given_arrays(monkeypatch, tmp_path_facto
     assert recorder.calls[0] == (f"{calls}_{op}", "127.0.0.1:8", *columns, nbytes)
     assert recorder.calls[1:] == ([("status", [41])] if calls == "async" else [])
     local.close()
-
-
-def test_the_path_to_a_peer_survives_many_threads(tmp_path_factory):
-    """More than 2048 descriptors at once with Mooncake 0.3.13 kill the path to a peer for good."""
-    sides = make_pair("mooncake", tmp_path_factory)
-    try:
-        plan, _ = sides.plan(PAGES)
-        threads = [threading.Thread(target=lambda: sides.engine.submit(plan, sides.peer).wait(60)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sides.engine.most <= 1024
-        sides.dst[:] = GUARD
-        last, wanted = sides.plan(9)
-        sides.engine.submit(last, sides.peer).wait(20)
-        np.testing.assert_array_equal(sides.dst, wanted)
-    finally:
-        sides.close()
 
 
 def test_limits_and_arguments():
