@@ -11,12 +11,13 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -n
 all: $(VENV)/ready
 
 # torch is pinned here alone, for a CPU build that installs quickly; the package itself takes torch>=2.11.
-$(VENV)/ready: requirements-dev.txt
+$(VENV)/ready: requirements-dev.txt requirements-engines.txt
 	@echo "== environment in $(VENV)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kvplan needs Python 3.10 or newer, this is " + sys.version)'
 	@for tool in g++ cmake; do command -v $$tool >/dev/null || { echo "$$tool is missing. Type: apt-get install -y g++ cmake"; exit 1; }; done
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-engines.txt
 	@sh tools/libibverbs.sh
 	@touch $@
 

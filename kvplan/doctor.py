@@ -84,13 +84,15 @@ def _module(name: str, module: str, distributions: tuple[str, ...], fix: str) ->
                 versions.append(f"{distribution} {importlib.metadata.version(distribution)}")
             except importlib.metadata.PackageNotFoundError:
                 continue
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            reason = str(error).splitlines()[0]
-            missing = "libibverbs" in reason
-            return Finding(name, False, reason, "apt-get install libibverbs1" if missing else fix)
-        return Finding(name, True, ", ".join(versions) or module)
+        reason = ""
+        for one in module.split():
+            try:
+                importlib.import_module(one)
+            except (ImportError, OSError) as error:
+                reason = str(error).splitlines()[0]
+            else:
+                return Finding(name, True, ", ".join(versions) or one)
+        return Finding(name, False, reason, "apt-get install libibverbs1" if "libibverbs" in reason else fix)
 
     return look
 
@@ -136,8 +138,13 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
         ("mooncake-transfer-engine", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda"),
         "pip install 'kvplan[mooncake]' (CUDA 12), 'kvplan[mooncake-cuda13]' or 'kvplan[mooncake-cpu]'",
     ),
-    _module("NIXL engine", "nixl", ("nixl", "nixl-cu12", "nixl-cu13"), UNUSED),
-    _module("Ascend engine", "memfabric_hybrid", ("memfabric_hybrid",), UNUSED),
+    _module(
+        "NIXL engine",
+        "nixl nixl_cu13 nixl_cu12",
+        ("nixl", "nixl-cu12", "nixl-cu13"),
+        "pip install 'kvplan[nixl]' (CUDA 12) or 'kvplan[nixl-cuda13]'; without a GPU: pip install --no-deps nixl-cu12",
+    ),
+    _module("Ascend engine", "memfabric_hybrid", ("memfabric_hybrid",), "pip install 'kvplan[ascend]'"),
 )
 
 

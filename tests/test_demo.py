@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import itertools
 import json
 import os
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_peer import need
 
 from kvplan.demo import run
 from kvplan.demo.allocator import (
@@ -33,7 +33,7 @@ from kvplan.demo.allocator import (
 )
 from kvplan.demo.channel import MAX_MESSAGE, Channel
 from kvplan.demo.decode import Due, check
-from kvplan.demo.pools import GUARD, SOURCE, Pools, identify, page_keys, pattern
+from kvplan.demo.pools import DRAFT, GUARD, SOURCE, Pools, identify, page_keys, pattern
 from kvplan.demo.prefill import chunks
 
 # ---- allocators
@@ -266,10 +266,12 @@ def demo(*options: str) -> int:
     return run.main(parser.parse_args(options))
 
 
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the local engine copies ordinary memory")
+
+
 @pytest.fixture
 def mooncake():
-    if importlib.util.find_spec("mooncake") is None:  # absent is a choice; installed but broken is a failure
-        pytest.skip("no Mooncake engine is installed")
+    need("mooncake")
 
 
 def test_demo_moves_every_byte(mooncake, capfd):
@@ -302,11 +304,26 @@ def test_demo_replays_a_trace(mooncake, capfd, tmp_path):
     assert code == run.RIGHT, out + err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the local engine copies ordinary memory")
-def test_demo_without_an_engine(capfd):
-    code = demo("--tokens", "700", "--engine", "local")
+ENGINES = ["mooncake", "nixl", pytest.param("local", marks=NO_GPU)]
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("draft", [(), ("--draft",)])
+def test_demo_over_every_engine(capfd, name, draft):
+    need(name)
+    code = demo("--tokens", "700", "300", "--engine", name, *draft)
     out, err = capfd.readouterr()
     assert code == run.RIGHT, out + err
+
+
+def test_check_finds_a_byte_in_the_draft_region():
+    pools = Pools(8, 6, draft=True)
+    pools.fill(GUARD)
+    due = {space: Due() for space in ("host", "device")}
+    assert check(pools, due) == []
+    pools.pages(pools.layout.by_key[DRAFT])[3].view(torch.uint8)[9] ^= 1
+    (errors,) = check(pools, due)
+    assert (errors.name, errors.wrong_bytes, errors.other_pages) == ("draft_kv", 1, 1)
 
 
 def test_demo_refuses_what_it_cannot_run(capfd, tmp_path, monkeypatch):

@@ -7,10 +7,11 @@ import time
 
 import numpy as np
 import pytest
-from engine_peer import LocalPair
+from engine_peer import Together
 
 from kvplan import Layout, Memory, Region, TransferError, TransferTimeout, engines
 from kvplan.engines.check import Spans
+from kvplan.engines.transfer import Outcome
 
 
 class Stepped(engines.LocalEngine):
@@ -26,14 +27,15 @@ class Stepped(engines.LocalEngine):
         self.steps.append(code)
         self.may.release()
 
-    def _write(self, session, chunk):
+    def _move(self, session, chunk, op):
         self.may.acquire()
-        return self.steps.pop(0) or super()._write(session, chunk)
+        code = self.steps.pop(0)
+        return Outcome(code) if code else super()._move(session, chunk, op)
 
 
 @pytest.fixture
 def stepped():
-    sides = LocalPair()
+    sides = Together("local")
     sides.engine.close()
     sides.engine = Stepped()
     sides.engine.register(sides.layout)
@@ -103,6 +105,35 @@ def test_timeout_stops_further_chunks_and_late_arrival_is_told(stepped):
     stepped.engine.step()
     until(whole.done)
     whole.wait(0)  # given up, but all of it came
+
+
+def test_a_peer_that_cannot_be_told_is_an_error_though_all_arrived(stepped, monkeypatch):
+    plan, wanted = stepped.plan(20)
+    transfer = stepped.engine.submit(plan, stepped.peer, notify=b"all")
+    stepped.engine.step()
+    until(lambda: transfer.arrived == 10)
+    stepped.target.close()  # before its time: what is left of its pages is not written
+    for _ in range(4):
+        stepped.engine.step()
+    with pytest.raises(TransferError, match="there is no open LocalEngine"):
+        transfer.wait(10)
+    assert transfer.arrived == 10 and transfer.settle(0) is True
+
+    def fail(session, notice):
+        raise ConnectionError("gone")
+
+    stepped.target = engines.LocalEngine()
+    stepped.target.register(stepped.peer.layout)
+    stepped.peer = engines.Peer(stepped.target.session, stepped.peer.layout)
+    monkeypatch.setattr(stepped.engine, "_tell", fail)
+    transfer = stepped.engine.submit(plan, stepped.peer, notify=b"all")
+    for _ in range(5):
+        stepped.engine.step()
+    message = "all arrived, but the peer could not be told: gone.*0 to 39 arrived"
+    with pytest.raises(TransferError, match=message) as caught:
+        transfer.wait(10)
+    assert caught.value.settled is True and transfer.arrived == 40
+    np.testing.assert_array_equal(stepped.dst, wanted)
 
 
 # ---- the address check, against plain Python

@@ -105,9 +105,12 @@ def _leave_with_parent(lifeline: socket.socket) -> None:
 
 
 def make_engine(name: str) -> Any:
-    """The engine called `name` ("mooncake" or "local")."""
+    """The engine called `name` ("mooncake", "nixl" or "local"); over loopback, where it uses a network."""
     from .. import engines  # here, so that what needs no engine runs without one
 
     if name == "mooncake":
         return engines.MooncakeEngine("127.0.0.1", protocol="tcp")
+    if name == "nixl":
+        tls = "tcp,cuda_copy" if torch.cuda.is_available() else "tcp"
+        return engines.NixlEngine(ucx={"UCX_TLS": tls, "UCX_NET_DEVICES": "lo", "UCX_MODULES": "^ib"})
     return engines.LocalEngine()

@@ -12,7 +12,7 @@ import torch
 from .. import Region
 from .allocator import PAGE, PageAllocator, decode_life, replay, stretches, workload
 from .channel import Channel, make_engine, run_child
-from .pools import GUARD, SOURCE, Pools, blocks, identify, page_keys, pattern
+from .pools import DRAFT, GUARD, SOURCE, Pools, blocks, identify, page_keys, pattern
 
 
 @dataclass
@@ -45,12 +45,14 @@ class RegionErrors:
 def check(pools: Pools, due: Mapping[str, Due]) -> list[RegionErrors]:
     """Compare every byte of `pools` with what it must be: the regions where something is wrong, in layout order.
 
-    A page in `due[space]` must hold the pattern of its source page, worked out here again; any other page its guard.
+    A page in `due[space]` must hold the pattern of its source page, worked out here again; any other page, and all of
+    a draft region, its guard.
     """
     found = []
     for region in pools.layout.regions:
         view = pools.pages(region)
-        keys = expected_keys(pools, region, due[region.space])
+        due_here = Due() if region.key == DRAFT else due[region.space]
+        keys = expected_keys(pools, region, due_here)
         wrong: dict[int, int] = {}  # page -> wrong bytes
         for block in blocks(torch.arange(region.num_pages), view.shape[1]):
             start, stop = int(block[0]), int(block[-1]) + 1
@@ -59,7 +61,7 @@ def check(pools: Pools, due: Mapping[str, Due]) -> list[RegionErrors]:
                 counts = (view[start:stop] ^ want).view(torch.uint8).ne(0).sum(1).tolist()
                 wrong.update((start + n, count) for n, count in enumerate(counts) if count)
         if wrong:
-            missed = [page for page in due[region.space].pages if page in wrong]  # in order of requests and position
+            missed = [page for page in due_here.pages if page in wrong]  # in order of requests and position
             first = missed[0] if missed else next(iter(wrong))
             errors = RegionErrors(
                 name=region.name,
@@ -68,7 +70,7 @@ def check(pools: Pools, due: Mapping[str, Due]) -> list[RegionErrors]:
                 wrong_bytes=sum(wrong.values()),
                 due_pages=len(missed),
                 other_pages=len(wrong) - len(missed),
-                first=describe(pools, region, due[region.space], first, keys[first : first + 1]),
+                first=describe(pools, region, due_here, first, keys[first : first + 1]),
             )
             found.append(errors)
     return found
@@ -118,7 +120,7 @@ def serve(config: dict[str, Any], parent: Channel, peer: Channel) -> None:
     }
     tables, turned_away = replay(churn, allocators, decode_life, moved)
     parent.send("progress", text="filling pools")
-    pools = Pools(config["device_pages"], config["host_pages"])
+    pools = Pools(config["device_pages"], config["host_pages"], config["draft"])
     pools.fill(GUARD)
     engine = make_engine(config["engine"])
     engine.register(pools.layout)

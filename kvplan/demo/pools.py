@@ -6,6 +6,8 @@ in the wrong place, in part or whole, cannot look right, and what lies in the wr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from .. import Layout, Memory, Region
@@ -51,17 +53,37 @@ def identify(word: int) -> tuple[int, int, int, int]:
     return key >> _REGION_BITS, key & (1 << _REGION_BITS) - 1, page, index
 
 
+DRAFT = ("draft_kv", 0)  # a region that a decode side with a draft model holds, and no prefill side
+
+
+def pool_layout(
+    place: int | Callable[[str, int, int], int],
+    num_pages: int,
+    num_host_pages: int | None = None,
+    draft: bool = False,
+    memory: Memory = Memory.DRAM,
+) -> Layout:
+    """The regions of one side; `place` as for `Layout.deepseek_v4`."""
+    layout = Layout.deepseek_v4(place, num_pages=num_pages, num_host_pages=num_host_pages, memory=memory)
+    if not draft:
+        return layout
+    page_bytes = layout.by_key["c4_kv", 2].page_bytes
+    base = place if isinstance(place, int) else place(*DRAFT, page_bytes * num_pages)
+    region = Region(*DRAFT, base, page_bytes, num_pages, row_bytes=0, memory=memory)
+    return Layout([*layout.regions, region], page_size=layout.page_size)
+
+
 class Pools:
     """The memory of one side: one buffer a space, all of it covered by the regions of a DeepSeek-V4-Flash layout.
 
     `num_host_pages` makes it a decode side: C4 KV lies in the host buffer. The device buffer is CUDA memory where there
-    is a GPU, else ordinary memory (and is declared as what it is).
+    is a GPU, else ordinary memory (and is declared as what it is). `draft` adds a region to which nothing is sent.
     """
 
-    def __init__(self, num_pages: int, num_host_pages: int | None = None) -> None:
+    def __init__(self, num_pages: int, num_host_pages: int | None = None, draft: bool = False) -> None:
         cuda = torch.cuda.is_available()
         memory = Memory.VRAM(0) if cuda else Memory.DRAM
-        sizes = Layout.deepseek_v4(0, num_pages=num_pages, num_host_pages=num_host_pages)
+        sizes = pool_layout(0, num_pages, num_host_pages, draft)
         space_of = {region.key: region.space for region in sizes.regions}
         nbytes = dict.fromkeys(sizes.spaces, 0)
         for region in sizes.regions:
@@ -77,10 +99,11 @@ class Pools:
             taken[space] += size
             return self.buffers[space].data_ptr() + taken[space] - size
 
-        self.layout = Layout.deepseek_v4(place, num_pages=num_pages, num_host_pages=num_host_pages, memory=memory)
+        self.layout = pool_layout(place, num_pages, num_host_pages, draft, memory)
         if taken != {space: buffer.nbytes for space, buffer in self.buffers.items()}:
             raise AssertionError("the regions do not cover the pools: a check of the regions would miss bytes")
-        self.number = {key: n for n, key in enumerate(sorted(space_of))}  # the same on both sides, whatever their order
+        # The same on both sides, whatever their order, and whether or not there is a draft.
+        self.number = {key: n for n, key in enumerate(sorted(space_of, key=lambda key: (key == DRAFT, key)))}
 
     @property
     def nbytes(self) -> int:

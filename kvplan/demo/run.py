@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
-from .. import Layout
 from .allocator import DEFAULT_TOKENS, DEFAULT_TRACE_REQUESTS, MAX_TOKENS, OutOfPages, workload
 from .channel import REPORTED, Channel
+from .pools import pool_layout
 
 RIGHT, WRONG, FAILED = 0, 1, 2  # exit codes
 
@@ -70,9 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--engine",
-        choices=("mooncake", "local"),
+        choices=("mooncake", "nixl", "local"),
         default="mooncake",
         help="what carries the pages (default: %(default)s); local copies, with both sides in one process",
+    )
+    parser.add_argument(
+        "--draft", action="store_true", help="let the decode side also hold a region of a draft model, never sent to"
     )
     parser.add_argument(
         "--one-space",
@@ -118,6 +121,7 @@ def configure(args: argparse.Namespace) -> dict[str, Any]:
         "chunk_tokens": args.chunk_tokens,
         "engine": args.engine,
         "one_space": args.one_space,
+        "draft": args.draft,
         "timeout": args.timeout,
         "prefill_pages": pages + spare,
         "host_pages": pages + spare,
@@ -127,8 +131,8 @@ def configure(args: argparse.Namespace) -> dict[str, Any]:
     config["pool_bytes"] = sum(
         region.page_bytes * region.num_pages
         for layout in (
-            Layout.deepseek_v4(0, num_pages=config["prefill_pages"]),
-            Layout.deepseek_v4(0, num_pages=config["device_pages"], num_host_pages=config["host_pages"]),
+            pool_layout(0, config["prefill_pages"]),
+            pool_layout(0, config["device_pages"], config["host_pages"], config["draft"]),
         )
         for region in layout.regions
     )

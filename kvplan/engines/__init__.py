@@ -1,7 +1,27 @@
-"""Engines that carry plans out. All behave alike; only how a chunk is written differs."""
+"""Engines that carry plans out. All behave alike; only how a chunk is moved differs."""
 
-from .base import Engine, Peer, Transfer
+from .ascend import AscendEngine
+from .base import Engine, Peer
 from .local import LocalEngine
 from .mooncake import MooncakeEngine
+from .nixl import NixlEngine
+from .transfer import Transfer
 
-__all__ = ["Engine", "LocalEngine", "MooncakeEngine", "Peer", "Transfer"]
+#: Every kind, by the name that commands know it by.
+KINDS: dict[str, type[Engine]] = {
+    "local": LocalEngine,
+    "mooncake": MooncakeEngine,
+    "nixl": NixlEngine,
+    "ascend": AscendEngine,
+}
+
+__all__ = [
+    "KINDS",
+    "AscendEngine",
+    "Engine",
+    "LocalEngine",
+    "MooncakeEngine",
+    "NixlEngine",
+    "Peer",
+    "Transfer",
+]

@@ -1,6 +1,6 @@
-"""What every engine has in common: registration, the check of every address, and transfers that end in a known state.
+"""What every engine has in common: registration, the check of every address, and the turns that transfers take.
 
-An engine adds only how memory is registered and how one call writes one chunk; it never sees an address that was not
+An engine adds only how memory is registered and how one call moves one chunk; it never sees an address that was not
 checked here first, because engines crash, or crash their peer, on a bad one.
 """
 
@@ -11,27 +11,31 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
-from ..errors import PlanError, TransferError, TransferTimeout
-from .check import Spans, check, check_no_partial_overlap
+from ..errors import PlanError, TransferError
+from . import notices
+from .check import Span, Spans, check, check_registrable
+from .transfer import Op, Outcome, Transfer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ..layout import Layout, Memory
+    from ..layout import Layout
     from ..plan import Plan
 
 _MAX_THREADS = 64  # started as needed
 _CALLS_PER_PEER = 2  # so that a peer that hangs cannot take all threads from the others
-_SETTLED = "Nothing of it is under way any more: its pages may be reused, and it may be submitted again."
+_FENCE_PAUSE_S = 0.2  # between two attempts to show that a transfer is settled
 
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """Where plans can go: what a decode process declares to its prefill peers.
+    """The other side of transfers: what a process declares to those that write to it or read from it.
 
     Args:
         session: `Engine.session` of the peer.
@@ -46,109 +50,6 @@ class Peer:
         return Spans([self.layout])
 
 
-class Transfer:
-    """A plan under way, made by `Engine.submit`. Every method may be called from any thread, any number of times.
-
-    Attributes:
-        peer: session it goes to.
-        descriptors, nbytes: what it carries in all.
-    """
-
-    def __init__(self, engine: Engine, plan: Plan, session: str) -> None:
-        self.peer = session
-        self.descriptors = len(plan)
-        self.nbytes = plan.total_bytes
-        self._engine = engine
-        self._chunks: Iterator[Plan] = engine._chunks(plan)
-        self._next: Plan | None = next(self._chunks, None) if self.descriptors else None
-        self._changed = threading.Condition()
-        self._arrived = 0  # descriptors [0, arrived) are at the peer
-        self._sent = 0  # descriptors [arrived, sent) are with the engine, or were when it failed
-        self._busy = False  # the engine is at work on them now
-        self._cancelled = False
-        self._failure: tuple[Any, BaseException | None] | None = None  # code, exception
-
-    @property
-    def arrived(self) -> int:
-        """Descriptors that surely arrived: those of the plan before this number."""
-        return self._arrived
-
-    def done(self) -> bool:
-        """Whether the engine is through with it: all arrived, or it failed or was given up and no call is left."""
-        with self._changed:
-            return not self._busy and (self._next is None or self._cancelled or self._failure is not None)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when every byte has arrived.
-
-        Args:
-            timeout: seconds; None waits for as long as the engine takes. When it has passed the transfer is given up:
-                nothing more is sent. (To look without giving up, call `done`.)
-
-        Raises:
-            TransferError: the engine failed. The message and `failed`, `code`, `settled` say what is known.
-            TransferTimeout: a TransferError; not all had arrived in time.
-        """
-        with self._changed:
-            ended = self._changed.wait_for(
-                lambda: self._arrived == self.descriptors or self._failure is not None or self._cancelled, timeout
-            )
-            if not ended:
-                self._cancelled = True
-                self._changed.notify_all()  # whoever else waits for it
-            if self._arrived == self.descriptors:
-                return
-            error = self._error(timeout)
-            cause = self._failure[1] if self._failure else None
-        if not ended:
-            self._engine._withdraw(self)
-        raise error from cause
-
-    def _error(self, timeout: float | None) -> TransferError:
-        code: Any = None
-        if self._failure is not None:
-            code, cause = self._failure
-            said = f"the engine failed: {cause}" if cause else f"the engine returned {code}"
-        else:
-            said = "not done in time" if timeout is None else f"not done within {timeout:g} s"
-        told = f"transfer of {self.descriptors} descriptors to {self.peer}: {said}; descriptors"
-        told += f" {_numbers(0, self._arrived)} arrived"
-        if self._sent > self._arrived:
-            told += f", {_numbers(self._arrived, self._sent)} may have arrived, whole or in part"
-        if self.descriptors > self._sent:
-            told += f", {_numbers(self._sent, self.descriptors)} were never sent"
-        settled = self._sent == self._arrived or (self._engine._stops_on_failure and not self._busy)
-        advice = _SETTLED if settled else self._engine._unsettled
-        failed = range(self._arrived, self.descriptors) if self._sent else None
-        kind = TransferTimeout if self._failure is None else TransferError
-        return kind(f"{told}. {advice}", peer=self.peer, failed=failed, code=code, settled=settled)
-
-    # What follows is for the engine.
-
-    def _take(self) -> Plan | None:
-        """The next chunk, now with the engine; None when there is none or none is wanted."""
-        with self._changed:
-            chunk = None if self._cancelled or self._failure else self._next
-            if chunk is not None:
-                self._sent += len(chunk)
-                self._busy = True
-                self._next = next(self._chunks, None)
-            return chunk
-
-    def _give_back(self, failure: tuple[Any, BaseException | None] | None) -> None:
-        """The engine is through with the chunk it took."""
-        with self._changed:
-            self._busy = False
-            self._failure = failure
-            if failure is None:
-                self._arrived = self._sent
-            self._changed.notify_all()
-
-
-def _numbers(start: int, stop: int) -> str:
-    return f"{start} to {stop - 1}" if stop > start else "none"
-
-
 class _Lane:
     """What is queued for and under way to one peer."""
 
@@ -159,21 +60,25 @@ class _Lane:
 
 
 class Engine(abc.ABC):
-    """Carries plans into the memory of peers. All methods may be called from any thread.
+    """Carries plans between memory here and memory of peers. All methods may be called from any thread.
 
     Args:
         max_in_flight: descriptors that may be with the engine at once for one peer, over all transfers; a longer plan
             goes in chunks, in turn with the other transfers to that peer. None: no limit, a plan goes whole.
     """
 
-    session: str  #: name under which peers reach this engine
+    session: str  #: name under which peers reach this engine; read it again after `register` and `unregister`
 
-    # What is true of a kind of engine: nothing is read or written any more once a call has failed ...
-    _stops_on_failure = False
-    # ... or for how many seconds the descriptors of a failed call are counted as still in flight ...
-    _settle_s = 0.0
-    # ... and what to do with the pages of a transfer that may still be under way.
-    _unsettled = "The engine may still read and write its pages: neither reuse nor free them on either side."
+    # What is true of a kind of engine. Nothing is read or written any more once a call has failed:
+    _stops_on_failure: ClassVar[bool] = False
+    # what it holds for one peer goes there in order, also after a failure: a later success settles what was before:
+    _in_order: bool = False
+    # for how many seconds the descriptors of a failed call are counted as still in flight:
+    _settle_s: ClassVar[float] = 0.0
+    # it can tell a peer that all has arrived:
+    _notifies: ClassVar[bool] = False
+    # and what holds for a transfer that may still be under way.
+    _unsettled: str = "The engine may still read and write its pages."
 
     def __init__(self, *, max_in_flight: int | None = None) -> None:
         if max_in_flight is not None and max_in_flight < 1:
@@ -184,36 +89,57 @@ class Engine(abc.ABC):
         self._gone = False  # nothing left to close
         self._spans = Spans([])
         self._transfers: set[Transfer] = set()  # not done yet
+        # Those that failed and are not known to be settled; only where _in_order.
+        self._doubtful: weakref.WeakSet[Transfer] = weakref.WeakSet()
         self._lanes: dict[str, _Lane] = {}
         self._declared: dict[str, Peer] = {}
+        self._notices = notices.Notices(self._heard)
         self._registry = threading.Lock()  # one registration, or close, at a time
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix=f"kvplan-{type(self).__name__}")
 
     # ---- what a kind of engine supplies
 
     @abc.abstractmethod
-    def _register(self, memory: Memory, base: int, nbytes: int) -> None:
-        """Make one span known to the engine, or raise RuntimeError."""
+    def _register(self, spans: Sequence[Span]) -> None:
+        """Make all `spans` known to the engine, or raise RuntimeError having kept none."""
 
     @abc.abstractmethod
-    def _unregister(self, memory: Memory, base: int, nbytes: int) -> None:
-        """Undo `_register`."""
+    def _unregister(self, spans: Sequence[Span]) -> None:
+        """Undo `_register`, though not necessarily of the same list. No peer reaches `spans` when it returns."""
 
     @abc.abstractmethod
-    def _write(self, session: str, chunk: Plan) -> int:
-        """Write one checked chunk, and block until it is there. Returns 0, or a code that says it failed."""
+    def _move(self, session: str, chunk: Plan, op: Op) -> Outcome:
+        """Write or read one checked chunk, and block until all of it is there or it has failed."""
 
     @abc.abstractmethod
     def _shut_down(self, spans: Spans) -> None:
         """Unregister what is left, and let the engine go. Called once, with nothing under way."""
 
+    def _check_session(self, session: str) -> None:
+        """Refuse, by ValueError, what is no session of this kind of engine."""
+        if not 0 < len(session) <= 1024:
+            raise ValueError(f"a session of {len(session)} characters is none")
+
+    def _told(self, session: str) -> str:
+        """How messages call this peer."""
+        return session
+
+    def _tell(self, session: str, notice: bytes) -> None:
+        """Send a notice; only where `_notifies`."""
+        raise NotImplementedError
+
+    def _heard(self) -> list[bytes]:
+        """Notices that have come since the last call; only where `_notifies`."""
+        raise NotImplementedError
+
     def _chunks(self, plan: Plan) -> Iterator[Plan]:
-        return iter([plan]) if self.max_in_flight is None else plan.chunks(self.max_in_flight)
+        limit = self.max_in_flight
+        return iter([plan]) if limit is None or len(plan) <= limit else plan.chunks(limit)
 
     # ---- memory
 
     def register(self, layout: Layout) -> None:
-        """Register all memory of `layout`: peers may then write to it, and plans may read from it.
+        """Register all memory of `layout`: peers may then write to it and read it, and plans may use it on this side.
 
         Two layouts may share spans of memory, but only whole.
 
@@ -224,21 +150,13 @@ class Engine(abc.ABC):
         with self._registry:
             old = self._usable_spans()
             new = Spans([*old.layouts, layout])
-            check_no_partial_overlap(new)
-            done = []
-            try:
-                for span in sorted(new.all - old.all, key=lambda s: s[1]):
-                    self._register(*span)
-                    done.append(span)
-            except BaseException:
-                for span in done:
-                    self._unregister(*span)
-                raise
+            check_registrable(new)
+            self._register(_ordered(new.all - old.all))
             with self._changed:
                 self._spans = new
 
     def unregister(self, layout: Layout) -> None:
-        """Undo `register`. Peers that still write to this memory get an error.
+        """Undo `register`. Peers that still use this memory get an error.
 
         Raises:
             ValueError: `layout` is not registered.
@@ -254,8 +172,7 @@ class Engine(abc.ABC):
                 left = list(old.layouts)
                 left.remove(layout)
                 self._spans = Spans(left)
-            for span in old.all - self._spans.all:
-                self._unregister(*span)
+            self._unregister(_ordered(old.all - self._spans.all))
 
     def _under_way(self) -> int:
         return sum(not transfer.done() for transfer in self._transfers)
@@ -267,40 +184,54 @@ class Engine(abc.ABC):
 
     # ---- transfers
 
-    def submit(self, plan: Plan, peer: Peer | str) -> Transfer:
-        """Check every descriptor, then send `plan` in the background.
+    def submit(self, plan: Plan, peer: Peer | str, *, op: Op = "write", notify: bytes | None = None) -> Transfer:
+        """Check every descriptor, then carry `plan` out in the background.
 
         Args:
-            plan: its source must be registered here, its destination be declared by the peer.
-            peer: a `Peer`, or the session alone, for a plan that knows its destination layout.
+            plan: what goes where. Written, its source is registered here and its destination declared by the peer.
+            peer: a `Peer`, or the session alone, for a plan that knows the peer's layout.
+            op: "write" pushes this side's pages to the peer; "read" pulls: the plan's source is declared by the peer
+                and its destination registered here.
+            notify: 1 to 1024 bytes that the peer is told once all has arrived; it waits for them with `wait_notice`.
 
         Raises:
             PlanError: a descriptor is empty, or leaves what is registered; nothing has been sent.
+            ValueError: an argument is out of its range, or the engine has no notices.
             RuntimeError: the engine is closed.
         """
-        target = self._peer(plan, peer)
+        if op not in ("write", "read"):
+            raise ValueError(f"op must be 'write' or 'read', not {op!r}")
+        if notify is not None:
+            self._check_notice(notify)
+        target = self._peer(plan, peer, op)
+        self._check_session(target.session)
         spans = None
         while True:
             with self._changed:
                 if self._usable_spans() is spans:  # what was checked against still holds
-                    transfer = Transfer(self, plan, target.session)
-                    if transfer.descriptors:
-                        self._transfers.add(transfer)
-                        lane = self._lanes.setdefault(target.session, _Lane())
-                        lane.queue.append(transfer)
-                        self._pump(target.session, lane)
-                    return transfer
+                    return self._enqueue(plan, target.session, op, notify)
                 spans = self._spans
-            check(plan, spans, target._spans)
+            check(plan, *((spans, target._spans) if op == "write" else (target._spans, spans)), op)
 
-    def _peer(self, plan: Plan, peer: Peer | str) -> Peer:
+    def _enqueue(self, plan: Plan, session: str, op: Op, notify: bytes | None = None) -> Transfer:
+        """Start what has been checked. Called with the lock held."""
+        transfer = Transfer(self, plan, session, op, notify)
+        if not transfer.done():
+            self._transfers.add(transfer)
+            lane = self._lanes.setdefault(session, _Lane())
+            lane.queue.append(transfer)
+            self._pump(session, lane)
+        return transfer
+
+    def _peer(self, plan: Plan, peer: Peer | str, op: Op) -> Peer:
         if isinstance(peer, Peer):
             return peer
         if not isinstance(peer, str):
             raise TypeError(f"peer must be a Peer or a session, not {type(peer).__name__}")
-        layout = getattr(plan, "dst_layout", None)
+        side = "destination" if op == "write" else "source"
+        layout = plan.dst_layout if op == "write" else plan.src_layout
         if layout is None:
-            raise PlanError(f"the plan does not know its destination layout: submit it to Peer({peer!r}, layout)")
+            raise PlanError(f"the plan does not know its {side} layout: submit it to Peer(session, layout)")
         known = self._declared.get(peer)
         if known is None or known.layout is not layout:
             if len(self._declared) >= 1024:  # only a memo; it must not grow with every peer there ever was
@@ -321,21 +252,27 @@ class Engine(abc.ABC):
                 lane.calls += 1
                 lane.in_flight += len(chunk)
                 self._pool.submit(self._carry, session, lane, transfer, chunk)
-        if not (lane.queue or lane.in_flight):
+        if not (lane.queue or lane.in_flight or lane.calls):
             self._lanes.pop(session, None)
 
     def _carry(self, session: str, lane: _Lane, transfer: Transfer, chunk: Plan) -> None:
-        failure: tuple[Any, BaseException | None] | None = None
+        begun = time.monotonic()
+        cause: BaseException | None = None
+        told = False
         try:
-            code = self._write(session, chunk)
-            if code != 0:
-                failure = (code, None)
+            outcome = self._move(session, chunk, transfer.op) if len(chunk) else Outcome()
         except Exception as error:
-            failure = (None, error)
-        transfer._give_back(failure)
+            outcome, cause = Outcome(None), error.with_traceback(None)  # its frames hold the engine's objects
+        if outcome.code == 0 and transfer._next is None and transfer._notify and not transfer._given_up:
+            try:
+                self._tell(session, transfer._notify)
+                told = True
+            except Exception as error:
+                cause = RuntimeError(f"all arrived, but the peer could not be told: {error}")
+        transfer._give_back(outcome, cause, told)
         with self._changed:
             lane.calls -= 1
-            if failure and self._settle_s:
+            if outcome.code != 0 and outcome.started and self._settle_s:
                 # The engine may still hold these: they go on counting against the limit.
                 timer = threading.Timer(self._settle_s, self._release, (session, lane, len(chunk)))
                 timer.daemon = True
@@ -346,6 +283,8 @@ class Engine(abc.ABC):
                 self._transfers.discard(transfer)
             else:
                 lane.queue.append(transfer)
+            if self._in_order:
+                self._settle_earlier(transfer, begun)
             self._pump(session, lane)
             self._changed.notify_all()
 
@@ -364,6 +303,66 @@ class Engine(abc.ABC):
                     lane.queue.remove(transfer)
                     self._pump(transfer.peer, lane)
                 self._changed.notify_all()
+
+    # ---- what is known of transfers that failed
+
+    def _settle_earlier(self, transfer: Transfer, begun: float) -> None:
+        """A call for `transfer` that began at `begun` has ended. Called with the lock held; only where _in_order."""
+        if transfer._failure is not None:
+            if not transfer._is_settled:
+                self._doubtful.add(transfer)
+            return
+        for other in [t for t in self._doubtful if t.peer == transfer.peer and t._ended <= begun]:
+            other._show_settled(arrived=False)
+            self._doubtful.discard(other)
+
+    def _prove_settled(self, transfer: Transfer, deadline: float) -> str | None:
+        """Show by a fence that nothing of a failed transfer is under way any more; else why that is not known."""
+        if not self._in_order:
+            return self._unsettled
+        assert transfer._last is not None
+        table = transfer._last.table[:, -1:]
+        segment = dataclasses.replace(transfer._last.segments[-1], start=0, stop=1)
+        plan = type(transfer._last)(table, [segment])
+        here, memory = (table[0], segment.src_memory) if transfer.op == "write" else (table[1], segment.dst_memory)
+        address, nbytes = here.numpy().view("uint64"), table[2].numpy().view("uint64")
+        while True:
+            with self._changed:
+                if transfer._is_settled:
+                    return None
+                if self._closed:
+                    return f"{self!r} is closed, and can show nothing any more. {self._unsettled}"
+                if self._spans.first_outside(memory, address, nbytes) >= 0:
+                    return f"its memory here is not registered any more. {self._unsettled}"
+                fence = self._enqueue(plan, transfer.peer, transfer.op)
+            try:
+                fence.wait(max(0.0, deadline - time.monotonic()))
+            except TransferError as error:
+                if time.monotonic() + _FENCE_PAUSE_S >= deadline:
+                    return f"a later transfer to the peer does not arrive either: {error}"
+                time.sleep(_FENCE_PAUSE_S)
+
+    def wait_notice(self, notice: bytes, timeout: float) -> None:
+        """Return once a peer's transfer with this `notify` has arrived here. Each is waited for once.
+
+        What nobody waits for is kept, but of more than 65,536 different ones the oldest are forgotten.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            TimeoutError: it did not come in time.
+            ValueError: it is not 1 to 1024 bytes, or the engine has no notices.
+            RuntimeError: the engine is closed.
+        """
+        self._check_notice(notice)
+        self._usable_spans()
+        self._notices.wait(notice, timeout)
+
+    def _check_notice(self, notice: bytes) -> None:
+        if not self._notifies:
+            raise ValueError(f"{type(self).__name__} cannot notify; tell the peer through a channel of your own")
+        notices.check(notice)
 
     # ---- the end
 
@@ -389,4 +388,9 @@ class Engine(abc.ABC):
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({getattr(self, 'session', 'not initialized')!r})"
+        name = self._told(self.session) if hasattr(self, "session") else "not initialized"
+        return f"{type(self).__name__}({name!r})"
+
+
+def _ordered(spans: set[Span]) -> list[Span]:
+    return sorted(spans, key=lambda s: (s[0].kind, s[0].device, s[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from ..errors import LayoutError, PlanError
 if TYPE_CHECKING:
     from ..layout import Layout, Memory, Region
     from ..plan import Plan
+
+Span: TypeAlias = "tuple[Memory, int, int]"  # memory, base, bytes
 
 _ROW = 64  # neighbouring descriptors that are tried as one
 _ROWS = 256  # rows whose descriptors are looked at one by one in one go: few enough to stay in the cache
@@ -23,7 +25,7 @@ class Spans:
 
     def __init__(self, layouts: Iterable[Layout]) -> None:
         self.layouts = tuple(layouts)
-        self.all: set[tuple[Memory, int, int]] = {span for layout in self.layouts for span in layout.memory_spans()}
+        self.all: set[Span] = {span for layout in self.layouts for span in layout.memory_spans()}
         by_memory: dict[Memory, list[tuple[int, int]]] = {}
         for memory, base, nbytes in self.all:
             by_memory.setdefault(memory, []).append((base, nbytes))
@@ -78,8 +80,10 @@ def _beyond(offset: np.ndarray, nbytes: np.ndarray, room: np.ndarray) -> np.ndar
     return (offset >= room) | (nbytes - np.uint64(1) >= room - offset)
 
 
-def check(plan: Plan, source: Spans, destination: Spans) -> None:
+def check(plan: Plan, source: Spans, destination: Spans, op: str = "write") -> None:
     """Refuse a plan that has an empty descriptor, or one that is not within one span of the right memory on both sides.
+
+    `op` says which side is the peer's: the destination of a "write", the source of a "read".
 
     Raises:
         PlanError: names the first such descriptor, its address and length, and the nearest region.
@@ -98,15 +102,16 @@ def check(plan: Plan, source: Spans, destination: Spans) -> None:
             bad = spans.first_outside(memory, table[row, segment.start : segment.stop], nbytes)
             if bad >= 0:
                 number = segment.start + bad
-                raise _refusal(number, what, memory, int(table[row, number]), int(table[2, number]), spans)
+                address, size = int(table[row, number]), int(table[2, number])
+                raise _refusal(number, what, memory, address, size, spans, (what == "source") is (op == "write"))
     if covered != len(plan):
         raise PlanError(f"segments end at descriptor {covered} of {len(plan)}")
 
 
-def _refusal(number: int, what: str, memory: Memory, address: int, nbytes: int, spans: Spans) -> PlanError:
+def _refusal(number: int, what: str, memory: Memory, address: int, nbytes: int, spans: Spans, here: bool) -> PlanError:
     if nbytes == 0:
         return PlanError(f"descriptor {number}: length 0 ({what} {address:#x}); engines crash on it or ignore it")
-    where = "registered with this engine" if what == "source" else "declared by the peer"
+    where = "registered with this engine" if here else "declared by the peer"
     near = spans.nearest(address)
     if near is None:
         rest = f"nothing is {where}"
@@ -118,9 +123,16 @@ def _refusal(number: int, what: str, memory: Memory, address: int, nbytes: int, 
     )
 
 
-def check_no_partial_overlap(spans: Spans) -> None:
-    """Refuse spans of several layouts that share memory without being equal: no engine registers a byte twice."""
+def check_registrable(spans: Spans) -> None:
+    """Refuse what no engine can take: spans that share memory without being equal, and lengths of 2**63 and more.
+
+    Raises:
+        LayoutError: names the span.
+    """
     ordered = sorted(spans.all, key=lambda s: (s[0].kind, s[0].device, s[1]))
+    for memory, base, nbytes in ordered:
+        if nbytes >> 63:
+            raise LayoutError(f"{memory} {base:#x}: {nbytes} bytes are 2**63 or more; engines count in signed integers")
     for (memory, base, nbytes), (other, next_base, _) in itertools.pairwise(ordered):
         if memory == other and next_base < base + nbytes:
             raise LayoutError(

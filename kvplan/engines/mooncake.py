@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .base import Engine
-from .check import Spans
+from .check import Span, Spans
+from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
-    from ..layout import Memory
     from ..plan import Plan
 
 # Over TCP Mooncake 0.3.13 queues 1024 descriptors a peer and lets 1024 more wait; any beyond fail, and with them the
 # path to that peer, for seconds or for good.
 _TCP_LIMIT = 1024
+
+_OTHER_LIMIT = 8192
 
 _INSTALL = (
     "pip install 'kvplan[mooncake]' (CUDA 12), 'kvplan[mooncake-cuda13]' (CUDA 13) or 'kvplan[mooncake-cpu]' (no GPU)"
@@ -26,20 +29,22 @@ _INSTALL = (
 class MooncakeEngine(Engine):
     """Carries plans with `mooncake.engine.TransferEngine`.
 
-    Its calls keep a core busy while they wait, so there are at most two at a time for one peer.
+    Its calls keep a core busy while they wait, so there are at most two at a time for one peer. A version that takes
+    arrays (0.3.14 and later) is given the plan's own, others lists. The interpreter's lock is free while bytes move.
 
     Args:
         hostname: address of this machine that peers can reach, without a port. (The engine itself listens on all
             addresses.)
         protocol: "tcp", "rdma", or what else the installed build knows.
         device: names of RDMA devices, separated by commas; "" lets the engine choose.
-        max_in_flight: descriptors with the engine at once for one peer. Over TCP at most 1024; on RDMA more may be
-            faster.
+        max_in_flight: descriptors with the engine at once for one peer. Default 1024 over TCP, the most that it bears;
+            else 8192, so that a transfer that is given up stops soon.
+        calls: "sync", or "async" for the engine's asynchronous calls, one wait for each: as fast over TCP.
 
     Raises:
         ImportError: the package, or a library that it needs, is missing; the message says what to install.
         RuntimeError: the engine did not initialize.
-        ValueError: max_in_flight is out of range.
+        ValueError: max_in_flight or calls is out of range.
     """
 
     # A call that fails leaves the rest of its descriptors in the engine's queue for that peer. They are sent all the
@@ -50,17 +55,29 @@ class MooncakeEngine(Engine):
     _settle_s = 2.0
     _unsettled = (
         "Mooncake may still read and write its pages: mostly for less than 2 s after its call has ended (see done()), "
-        "but what is queued for a peer that hangs or refuses stays queued, and is sent when it no longer does. Neither "
-        "reuse nor free them, on either side, before a later transfer to this peer has arrived (the queue is in "
-        "order) or the peer's process has ended."
+        "but what is queued for a peer that hangs or refuses stays queued, and is sent when it no longer does. It is "
+        "over once a later transfer to this peer has arrived (the queue is in order; over TCP), or the peer's process "
+        "has ended."
     )
 
     def __init__(
-        self, hostname: str = "127.0.0.1", protocol: str = "tcp", device: str = "", *, max_in_flight: int = _TCP_LIMIT
+        self,
+        hostname: str = "127.0.0.1",
+        protocol: str = "tcp",
+        device: str = "",
+        *,
+        max_in_flight: int | None = None,
+        calls: str = "sync",
     ) -> None:
-        super().__init__(max_in_flight=max_in_flight)
-        if protocol == "tcp" and max_in_flight > _TCP_LIMIT:
-            raise ValueError(f"max_in_flight is {max_in_flight}; over TCP Mooncake fails with more than {_TCP_LIMIT}")
+        tcp = protocol == "tcp"
+        limit = (_TCP_LIMIT if tcp else _OTHER_LIMIT) if max_in_flight is None else max_in_flight
+        super().__init__(max_in_flight=limit)
+        if tcp and limit > _TCP_LIMIT:
+            raise ValueError(f"max_in_flight is {limit}; over TCP Mooncake fails with more than {_TCP_LIMIT}")
+        if calls not in ("sync", "async"):
+            raise ValueError(f"calls must be 'sync' or 'async', not {calls!r}")
+        self._in_order = tcp  # of RDMA, with its many queue pairs, this is not known
+        self._calls = calls
         engine = _transfer_engine()
         code = engine.initialize(hostname, "P2PHANDSHAKE", protocol, device)
         if code != 0:
@@ -72,31 +89,43 @@ class MooncakeEngine(Engine):
         host = f"[{hostname}]" if ":" in hostname and not hostname.startswith("[") else hostname
         self.session = f"{host}:{engine.get_rpc_port()}"
         self._engine: Any = engine  # only ever used between initialize and close: it crashes outside
-        self._arrays = getattr(engine, "batch_transfer_sync_write_arrays", None)  # 0.3.14 and later
+        self._arrays = hasattr(engine, f"batch_transfer_{calls}_write_arrays")  # 0.3.14 and later
 
-    def _register(self, memory: Memory, base: int, nbytes: int) -> None:
-        code = self._engine.register_memory(base, nbytes)
-        if code != 0:
-            why = " (a part of it is registered already)" if code == -7 else ""
-            raise RuntimeError(f"Mooncake did not register {nbytes} bytes of {memory} at {base:#x}: {code}{why}")
+    def _register(self, spans: Sequence[Span]) -> None:
+        done: list[Span] = []
+        for memory, base, nbytes in spans:
+            code = self._engine.register_memory(base, nbytes)
+            if code != 0:
+                self._unregister(done)
+                why = " (a part of it is registered already)" if code == -7 else ""
+                raise RuntimeError(f"Mooncake did not register {nbytes} bytes of {memory} at {base:#x}: {code}{why}")
+            done.append((memory, base, nbytes))
 
-    def _unregister(self, memory: Memory, base: int, nbytes: int) -> None:
-        code = self._engine.unregister_memory(base)
-        if code != 0:
-            raise RuntimeError(f"Mooncake did not unregister {nbytes} bytes of {memory} at {base:#x}: {code}")
+    def _unregister(self, spans: Sequence[Span]) -> None:
+        codes = [self._engine.unregister_memory(base) for _, base, _ in spans]
+        for (memory, base, nbytes), code in zip(spans, codes, strict=True):
+            if code != 0:
+                raise RuntimeError(f"Mooncake did not unregister {nbytes} bytes of {memory} at {base:#x}: {code}")
 
-    def _write(self, session: str, chunk: Plan) -> int:
+    def _move(self, session: str, chunk: Plan, op: Op) -> Outcome:
         src, dst, nbytes = chunk.table.numpy().view(np.uint64)
-        if self._arrays is not None:
-            return self._arrays(session, src, dst, nbytes)
-        # Lists: this engine takes arrays number by number, several times slower.
-        return self._engine.batch_transfer_sync_write(session, src.tolist(), dst.tolist(), nbytes.tolist())
+        columns = (src, dst, nbytes) if op == "write" else (dst, src, nbytes)  # memory here, memory there
+        call = getattr(self._engine, f"batch_transfer_{self._calls}_{op}{'_arrays' if self._arrays else ''}")
+        # Lists where they must be: given arrays, those versions take them number by number, several times slower.
+        answer = call(session, *(columns if self._arrays else [column.tolist() for column in columns]))
+        if self._calls == "sync":
+            return Outcome(answer)
+        # The number of a batch, or 0 where none began. Its status may be asked for once: Mooncake crashes on a number
+        # that it does not know, or no longer.
+        if answer == 0:
+            return Outcome("no batch")
+        return Outcome(self._engine.get_batch_transfer_status([answer]))
 
     def _shut_down(self, spans: Spans) -> None:
         # Peers learn of what is unregistered; the engine itself goes when its last reference does.
         for _, base, _ in spans.all:
             self._engine.unregister_memory(base)
-        self._arrays = self._engine = None
+        self._engine = None
 
 
 def _transfer_engine() -> Any:
