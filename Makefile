@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 ENGINE ?= mooncake
+# The oldest and the newest release of Triton that the kernels are tried with, in its interpreter.
+TRITON := $(addprefix .triton/,3.6.0 3.8.0)
 DEMO_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
@@ -29,8 +31,12 @@ $(VENV)/built: $(VENV)/ready $(SOURCES)
 demo: $(VENV)/built
 	$(PY) -m kvplan demo --engine $(ENGINE) $(DEMO_ARGS)
 
-test: $(VENV)/built
-	$(PY) -m pytest
+.triton/%: | $(VENV)/ready
+	@echo "== Triton $*"
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
+
+test: $(VENV)/built $(TRITON)
+	KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest
 
 bench: $(VENV)/built
 	$(PY) -m bench
@@ -48,4 +54,4 @@ lint: $(VENV)/built
 	$(VENV)/bin/mypy
 
 clean:
-	rm -rf $(VENV) build *.egg-info kvplan/*.so
+	rm -rf $(VENV) .triton build *.egg-info kvplan/*.so kvplan/*.fatbin

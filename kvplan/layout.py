@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,6 +15,22 @@ if TYPE_CHECKING:
 
 _ADDRESS_END = 1 << 64  # addresses are unsigned 64-bit; some devices set bit 63
 _INT64_END = 1 << 63  # strides, sizes and page numbers travel as int64
+_NAME_END = 257  # characters of a name, at most one less
+
+#: Regions that `Layout.from_dict` reads at the most; the largest known layout has a few thousand. So many take 50 MB and
+#: about two seconds, and what is longer is refused before any is built.
+MAX_REGIONS = 1 << 16
+
+
+def _shown(value: Any) -> str:
+    """`value` for a message: short, printable and quick, whatever a peer has sent."""
+    if isinstance(value, str):
+        return ascii(value) if len(value) <= 80 else f"{ascii(value[:80])}... of {len(value)} characters"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
+    if value is None or isinstance(value, (bool, float, Memory, Heads, Interleave)):
+        return repr(value)
+    return f"a {type(value).__name__}"
 
 
 def _integer(value: Any, what: str, low: int, end: int) -> int:
@@ -23,10 +40,14 @@ def _integer(value: Any, what: str, low: int, end: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise LayoutError(f"{what} must be an integer, not {value!r}") from None
+        raise LayoutError(f"{what} must be an integer, not {_shown(value)}") from None
     if not low <= number < end:
-        raise LayoutError(f"{what} is {number}, outside {low} to {end - 1}")
+        raise LayoutError(f"{what} is {_shown(number)}, outside {low} to {end - 1}")
     return number
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) < _NAME_END and value.isprintable()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +60,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         if self.kind not in ("DRAM", "VRAM"):
-            raise LayoutError(f"memory kind is {self.kind!r}; it must be 'DRAM' or 'VRAM'")
+            raise LayoutError(f"memory kind is {_shown(self.kind)}; it must be 'DRAM' or 'VRAM'")
         object.__setattr__(self, "device", _integer(self.device, f"{self.kind} device", 0, 1 << 31))
 
     @classmethod
@@ -86,7 +107,8 @@ class Region:
     """One registered buffer of pages: page `p` lies at `base + p * page_stride` and takes `page_bytes`.
 
     Args:
-        name, layer: what is stored. Regions of two layouts are paired by (name, layer), never by position.
+        name, layer: what is stored. Regions of two layouts are paired by (name, layer), never by position. Names, of
+            spaces too, have 1 to 256 characters, all printable: they stand in messages and logs.
         base: address of page 0, unsigned 64-bit.
         page_bytes: bytes of one page, padding included.
         num_pages: pages in the buffer; page ids are 0 to num_pages - 1.
@@ -123,12 +145,15 @@ class Region:
 
     def __post_init__(self) -> None:
         for field in ("name", "space"):
-            if not isinstance(getattr(self, field), str) or not getattr(self, field):
-                raise LayoutError(f"region {field} must be a non-empty string, not {getattr(self, field)!r}")
+            if not _is_name(getattr(self, field)):
+                raise LayoutError(
+                    f"region {field} must be a non-empty string of at most {_NAME_END - 1} printable characters, not "
+                    f"{_shown(getattr(self, field))}"
+                )
         for field, kind in (("memory", Memory), ("heads", Heads), ("interleave", Interleave)):
             value = getattr(self, field)
             if not isinstance(value, kind) and (value is not None or field == "memory"):
-                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}, not {value!r}")
+                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}, not {_shown(value)}")
         if self.page_stride is None:
             object.__setattr__(self, "page_stride", self.page_bytes)
         self._set("layer", -_INT64_END)
@@ -146,7 +171,9 @@ class Region:
             raise LayoutError(f"{self}: base {self.base} + {self.span_bytes} bytes passes the end of 64-bit addresses")
 
     def _set(self, field: str, low: int, end: int = _INT64_END) -> None:
-        object.__setattr__(self, field, _integer(getattr(self, field), f"{self}: {field}", low, end))
+        # `layer` comes first, and is no part of a message before it has been checked.
+        what = f"region {self.name}: layer" if field == "layer" else f"{self}: {field}"
+        object.__setattr__(self, field, _integer(getattr(self, field), what, low, end))
 
     def __str__(self) -> str:
         return f"region {self.name} layer {self.layer}"
@@ -228,7 +255,7 @@ class Layout:
     def __init__(self, regions: Iterable[Region], *, page_size: int, replica: tuple[int, int] = (0, 1)) -> None:
         self.page_size = _integer(page_size, "page_size", 1, _INT64_END)
         if not isinstance(replica, Sequence) or len(replica) != 2:
-            raise LayoutError(f"replica must be (index, count), not {replica!r}")
+            raise LayoutError(f"replica must be (index, count), not {_shown(replica)}")
         count = _integer(replica[1], "replica count", 1, 1 << 31)
         self.replica = (_integer(replica[0], "replica index", 0, count), count)
         self.regions: tuple[Region, ...] = tuple(region.resolved(self.page_size) for region in regions)
@@ -283,6 +310,8 @@ class Layout:
     def from_dict(cls, data: Mapping[str, Any]) -> Layout:
         """The layout that `to_dict` wrote. What comes from a peer is checked in full.
 
+        No JSON value raises anything but LayoutError. At most `MAX_REGIONS` (65,536) regions are read.
+
         Raises:
             LayoutError: a field is missing, unknown, or of the wrong type or value.
         """
@@ -304,8 +333,6 @@ class Layout:
     mha: ClassVar[Callable[..., Layout]]
 
 
-MAX_REGIONS = 1_000_000  # bounds what a peer can make us build; the largest known layout has a few thousand
-
 _REQUIRED = {"name", "layer", "base", "page_bytes", "num_pages"}
 _OPTIONAL = {f.name for f in dataclasses.fields(Region)} - _REQUIRED
 
@@ -315,7 +342,8 @@ def _fields(data: Any, what: str, required: set[str], optional: set[str]) -> dic
         raise LayoutError(f"{what} must be a mapping, not {type(data).__name__}")
     missing, unknown = required - data.keys(), data.keys() - required - optional
     if missing or unknown:
-        raise LayoutError(f"{what}: missing fields {sorted(missing)}, unknown fields {sorted(map(repr, unknown))}")
+        named = ", ".join(sorted(map(_shown, itertools.islice(unknown, 5)))) + (", ..." if len(unknown) > 5 else "")
+        raise LayoutError(f"{what}: missing fields {sorted(missing)}, unknown fields [{named}]")
     return dict(data)
 
 
@@ -333,12 +361,15 @@ def _region_from_dict(data: Any, number: int) -> Region:
     fields = _fields(data, what, _REQUIRED, _OPTIONAL)
     for field, kind, length in (("memory", Memory, 2), ("heads", Heads, 3), ("interleave", Interleave, 2)):
         value = fields.get(field)
-        if value is None:
-            fields.pop(field, None)
+        if value is None and (field not in fields or field != "memory"):
             continue
         if not isinstance(value, (list, tuple)) or len(value) != length:
-            raise LayoutError(f"{what}: {field} must be a list of {length}, not {value!r:.100}")
-        if kind is Memory and not isinstance(value[0], str):
-            raise LayoutError(f"{what}: memory kind must be a string, not {value[0]!r:.100}")
-        fields[field] = kind(*value)
-    return Region(**fields)
+            raise LayoutError(f"{what}: {field} must be a list of {length}, not {_shown(value)}")
+        try:
+            fields[field] = kind(*value)
+        except LayoutError as error:
+            raise LayoutError(f"{what}: {error}") from None
+    try:
+        return Region(**fields)
+    except LayoutError as error:
+        raise LayoutError(f"{what}: {error}") from None

@@ -226,8 +226,8 @@ def copy_(
         read, written: tensors over the memory read and written. A compiler knows of no other tie between this call and
             those that fill or use that memory. Memory that is both must be named in both.
         homes: where each tensor of `read`, then of `written`, lay when the table was made: its `data_ptr()`, as int64
-            (the bits). A compiler may hand the op another copy of a tensor; the addresses of the table are then taken to
-            that copy. By default they lie there now; while compiling it must be given.
+            (the bits). A compiler may hand the op another copy of a tensor; the addresses of the table are then
+            taken to that copy. By default they lie there now; while compiling it must be given.
 
     Raises:
         ValueError: while compiling, `homes` is not given.

@@ -9,7 +9,7 @@ import pytest
 from kvplan import kernels
 
 ROOT = kernels.FATBIN.parent.parent
-KERNELS = sorted(re.findall(r"KVPLAN_KERNEL (\w+)\(", "".join(kernels.sources().values())))
+KERNELS = sorted(re.findall(r"KVPLAN_KERNEL(?:_OF\(\d\))? (kvplan_\w+)\(", "".join(kernels.sources().values())))
 CAPABILITIES = [(8, 0), (9, 0), (10, 0)]
 
 

@@ -8,7 +8,8 @@ constexpr int kThreads = 256;         // a block, of every kernel
 constexpr int kItems = 4;             // consecutive items a thread, in scans and expansion
 constexpr int kTile = kThreads * kItems;
 constexpr int kMostMoved = 64;        // tensors that lie elsewhere than a table says, in one copy
-constexpr int64_t kCopyTile = 16384;  // bytes that one warp copies before it looks where it is
+constexpr int kShare = 32;            // entries that one block of expansion does, at most
+constexpr int64_t kCopyTile = 2048;   // bytes of a descriptor that count as one when copies are shared out among warps
 
 // Words of a single-pass scan, zeroed before: which tile is next, then what is known of each tile.
 struct Scan {
@@ -94,6 +95,7 @@ struct ExpandArgs {
   uint64_t* table;          // [3, room]
   int64_t room;
   int64_t* info;            // see ops.plan_; without tables: one word, the number of descriptors or -1
+  int64_t shares, share;    // entries are done in so many shares, of so many each
 };
 
 struct CopyArgs {

@@ -46,31 +46,31 @@ KVPLAN_KERNEL kvplan_tiles(const CopyArgs args) {
 
 // [src, src + nbytes) in words of one width, to which both addresses are aligned alike; the ends byte by byte.
 template <class Word>
-__device__ __forceinline__ void copy_words(uint64_t src, uint64_t dst, uint64_t nbytes, unsigned lane) {
-  constexpr uint64_t kWidth = sizeof(Word);
-  constexpr int kUnroll = 4;  // loads under way before the first store
-  const auto copy_byte = [&](uint64_t at) {
+__device__ __forceinline__ void copy_words(uint64_t src, uint64_t dst, uint32_t nbytes, uint32_t lane) {
+  constexpr uint32_t kWidth = sizeof(Word);
+  constexpr uint32_t kUnroll = 4;  // loads under way before the first store
+  const auto copy_byte = [&](uint32_t at) {
     *reinterpret_cast<uint8_t*>(dst + at) = *reinterpret_cast<const uint8_t*>(src + at);
   };
-  uint64_t head = -dst % kWidth;
+  uint32_t head = -static_cast<uint32_t>(dst) % kWidth;
   if (head > nbytes) head = nbytes;
   if (lane < head) copy_byte(lane);
-  uint64_t at = head + lane * kWidth;
-  const uint64_t end = nbytes - (nbytes - head) % kWidth;  // of the last whole word
-  for (; at + 32 * kWidth * (kUnroll - 1) < end; at += 32 * kWidth * kUnroll) {
+  const uint32_t end = nbytes - (nbytes - head) % kWidth;  // of the last whole word
+  if (end + lane < nbytes) copy_byte(end + lane);
+  for (uint32_t at = head + lane * kWidth; at < end; at += 32 * kWidth * kUnroll) {
     Word held[kUnroll];
     const auto* from = reinterpret_cast<const Word*>(src + at);
     auto* to = reinterpret_cast<Word*>(dst + at);
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) held[k] = from[32 * k];
+    for (uint32_t k = 0; k < kUnroll; ++k)
+      if (at + 32 * kWidth * k < end) held[k] = from[32 * k];
 #pragma unroll
-    for (int k = 0; k < kUnroll; ++k) to[32 * k] = held[k];
+    for (uint32_t k = 0; k < kUnroll; ++k)
+      if (at + 32 * kWidth * k < end) to[32 * k] = held[k];
   }
-  for (; at < end; at += 32 * kWidth) *reinterpret_cast<Word*>(dst + at) = *reinterpret_cast<const Word*>(src + at);
-  if (end + lane < nbytes) copy_byte(end + lane);
 }
 
-__device__ __forceinline__ void copy_range(uint64_t src, uint64_t dst, uint64_t nbytes, unsigned lane) {
+__device__ __forceinline__ void copy_range(uint64_t src, uint64_t dst, uint32_t nbytes, uint32_t lane) {
   const uint64_t apart = src ^ dst;  // the lowest bit in which they differ bounds the width
   if (apart % 16 == 0)
     copy_words<uint4>(src, dst, nbytes, lane);
@@ -84,7 +84,9 @@ __device__ __forceinline__ void copy_range(uint64_t src, uint64_t dst, uint64_t 
     copy_words<uint8_t>(src, dst, nbytes, lane);
 }
 
-KVPLAN_KERNEL kvplan_copy(const CopyArgs args) {
+constexpr int64_t kMostTiles = (int64_t{1} << 30) / kCopyTile;
+
+KVPLAN_KERNEL_OF(4) kvplan_copy(const CopyArgs args) {
   const int64_t n = descriptors_of(args);
   const unsigned lane = threadIdx.x % 32;
   const int64_t warp = grid_thread() / 32, each = args.share[0], more = args.share[1];
@@ -98,17 +100,20 @@ KVPLAN_KERNEL kvplan_copy(const CopyArgs args) {
   }
   while (tile < end) {
     const int64_t next = args.tile_starts[at + 1];
-    const int64_t stop = next < end ? next : end;
-    if (tile < stop) {
-      const uint64_t skipped = static_cast<uint64_t>(tile - args.tile_starts[at]) * kCopyTile;
-      const uint64_t left = args.table[2 * args.room + at] - skipped;
-      const uint64_t most = static_cast<uint64_t>(stop - tile) * kCopyTile;
-      const uint64_t src = relocated(args.moved, args.num_read, args.table[at]);
-      const uint64_t dst = relocated(args.moved + args.num_read, args.num_written, args.table[args.room + at]);
-      copy_range(src + skipped, dst + skipped, left < most ? left : most, lane);
-      tile = stop;
+    if (tile == next) {
+      ++at;
+      continue;
     }
-    ++at;
+    // At most so much at a time that 32 bits count it.
+    int64_t stop = next < end ? next : end;
+    if (stop - tile > kMostTiles) stop = tile + kMostTiles;
+    const uint64_t skipped = static_cast<uint64_t>(tile - args.tile_starts[at]) * kCopyTile;
+    const uint64_t left = args.table[2 * args.room + at] - skipped;
+    const uint64_t most = static_cast<uint64_t>(stop - tile) * kCopyTile;
+    const uint64_t src = relocated(args.moved, args.num_read, args.table[at]);
+    const uint64_t dst = relocated(args.moved + args.num_read, args.num_written, args.table[args.room + at]);
+    copy_range(src + skipped, dst + skipped, static_cast<uint32_t>(left < most ? left : most), lane);
+    tile = stop;
   }
 }
 

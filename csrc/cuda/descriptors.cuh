@@ -161,73 +161,105 @@ __device__ __forceinline__ void tell(const ExpandArgs& args, uint64_t status, in
   for (int64_t i = threadIdx.x; i <= args.segments * args.requests; i += blockDim.x) args.info[5 + i] = 0;
 }
 
-struct Line {
-  uint64_t src, dst, nbytes;
+// One entry, as a block of expansion holds it.
+struct Staged {
+  Entry entry;
+  int64_t first_piece;   // of request 0
+  int64_t next_request;  // pieces from one request to the next
+  bool whole;            // moves_runs_whole
 };
+typedef Staged Stage[kShare];
 
-// Descriptor number `at` of an entry over the runs of a list.
-__device__ __forceinline__ Line line_of(const Expansion& job, const Entry& entry, const Steps& steps, bool whole,
-                                        int64_t list, int64_t at) {
-  const RunColumns& runs = job.args.runs;
-  const int64_t first = runs.indptr[list];
-  int64_t run = first + at, within = 0, pairs = 1;
-  if (whole) {
-    pairs = runs.start[run + 1] - runs.start[run];
-  } else {
-    const int64_t pair = runs.start[first] + at;
-    run = last_start(runs.start, first, runs.indptr[list + 1], pair);
-    within = pair - runs.start[run];
+// Fetches the entries of a block's share; the number of them.
+__device__ __forceinline__ int fetch(const Expansion& job, int64_t share, Staged* stage) {
+  const ExpandArgs& args = job.args;
+  const int64_t first = share * args.share;
+  const int64_t left = args.num_entries - first;
+  const int count = static_cast<int>(left < args.share ? left : args.share);
+  if (static_cast<int>(threadIdx.x) < count) {
+    const int64_t e = first + threadIdx.x;
+    Staged& mine = stage[threadIdx.x];
+    mine.entry = job.entries[e];
+    mine.whole = moves_runs_whole(mine.entry, job.steps(mine.entry.group));
+    if (args.tables == nullptr) {
+      mine.first_piece = e;
+      mine.next_request = args.num_entries;
+    } else {
+      const int64_t segment = last_start(job.bounds, 0, args.segments, e);
+      const int64_t begin = job.bounds[segment];
+      mine.first_piece = begin * args.requests + e - begin;
+      mine.next_request = job.bounds[segment + 1] - begin;
+    }
   }
-  return {address(entry.src_base, runs.src[run] + within * steps.src, entry.src_stride),
-          address(entry.dst_base, runs.dst[run] + within * steps.dst, entry.dst_stride),
-          static_cast<uint64_t>(pairs) * static_cast<uint64_t>(entry.nbytes)};
+  __syncthreads();
+  return count;
 }
 
-// One thread a descriptor, neighbours side by side, so that each warp writes whole lines of the table.
-KVPLAN_KERNEL kvplan_descriptors(const ExpandArgs args) {
+// One run, or one pair of one, and where it stands among those of its list.
+struct Place {
+  int64_t request, group, src, dst, pairs, at;
+};
+
+__device__ __forceinline__ Place place_of_run(const ExpandArgs& args, int64_t run) {
+  const RunColumns& runs = args.runs;
+  const int64_t list = last_start(runs.indptr, 0, args.requests * args.groups, run);
+  const int64_t request = quotient(list, args.groups);
+  return {request, list - request * args.groups, runs.src[run], runs.dst[run], runs.start[run + 1] - runs.start[run],
+          run - runs.indptr[list]};
+}
+
+__device__ __forceinline__ Place place_of_pair(const Expansion& job, int64_t num_runs, int64_t pair) {
+  const RunColumns& runs = job.args.runs;
+  const int64_t run = last_start(runs.start, 0, num_runs, pair);
+  Place place = place_of_run(job.args, run);
+  const Steps steps = job.steps(place.group);
+  const int64_t within = pair - runs.start[run];
+  place.src += within * steps.src;
+  place.dst += within * steps.dst;
+  place.pairs = 1;
+  place.at = pair - runs.start[run - place.at];
+  return place;
+}
+
+// What a run (or pair) makes of those staged entries that follow its group and move runs whole (or not). Threads of a
+// warp hold neighbours, so that each entry's descriptors are written as whole lines of the table.
+__device__ __forceinline__ void write(const ExpandArgs& args, const Staged* stage, int count, bool whole, const Place& place) {
+  for (int k = 0; k < count; ++k) {
+    const Staged& staged = stage[k];
+    const Entry& entry = staged.entry;
+    if (entry.group != place.group || staged.whole != whole) continue;
+    const int64_t at = args.starts[staged.first_piece + place.request * staged.next_request] + place.at;
+    args.table[at] = address(entry.src_base, place.src, entry.src_stride);
+    args.table[args.room + at] = address(entry.dst_base, place.dst, entry.dst_stride);
+    args.table[2 * args.room + at] = static_cast<uint64_t>(place.pairs) * static_cast<uint64_t>(entry.nbytes);
+  }
+}
+
+// One thread a run, for the entries of a share that move runs whole; then one a pair, for those that do not. A plan's table
+// stays as it was behind its last descriptor.
+KVPLAN_KERNEL_OF(4) kvplan_descriptors(const ExpandArgs args) {
+  KVPLAN_SHARED(Stage, stage);
   const Expansion job(args);
   const uint64_t status = *args.status;
-  const int64_t pieces = job.pieces();
-  const int64_t total = status == 0 ? args.starts[pieces] : 0;
+  const int64_t total = status == 0 ? args.starts[job.pieces()] : 0;
   if (blockIdx.x == 0) tell(args, status, total);
-  const bool refused = status != 0 || total > args.room;
-  // Only a plan's table may end in what was there before: an expansion's is an output of its own.
-  const int64_t end = args.tables == nullptr ? args.room : refused ? 0 : total;
-  const int64_t written = refused ? 0 : total;
-  KVPLAN_SHARED(int64_t, first_piece);
-  KVPLAN_SHARED(int64_t, last_piece);
-  for (int64_t tile = blockIdx.x; tile * kTile < end; tile += gridDim.x) {
-    const int64_t begin = tile * kTile;
-    __syncthreads();
-    if (threadIdx.x < 2 && begin < written) {
-      const int64_t last = begin + kTile < written ? begin + kTile - 1 : written - 1;
-      (threadIdx.x == 0 ? first_piece : last_piece) = last_start(args.starts, 0, pieces, threadIdx.x == 0 ? begin : last);
+  if (status != 0 || total > args.room || total == 0) return;
+  const int64_t share = blockIdx.x % args.shares, first = blockIdx.x / args.shares, step = gridDim.x / args.shares;
+  const int count = fetch(job, share, stage);
+  bool any_whole = false, any_rows = false;
+  for (int k = 0; k < count; ++k) (stage[k].whole ? any_whole : any_rows) = true;
+  const int64_t num_runs = args.runs.indptr[args.requests * args.groups];
+  if (any_whole) {
+    for (int64_t tile = first; tile * kThreads < num_runs; tile += step) {
+      const int64_t run = tile * kThreads + threadIdx.x;
+      if (run < num_runs) write(args, stage, count, true, place_of_run(args, run));
     }
-    __syncthreads();
-    int64_t piece = -1, stop = 0, list = 0;  // descriptors before `stop` belong to `piece`
-    Entry entry{};
-    Steps steps{};
-    bool whole = false;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int64_t at = begin + i * kThreads + static_cast<int64_t>(threadIdx.x);
-      if (at >= end) continue;
-      Line line{0, 0, 0};
-      if (at < written) {
-        if (at >= stop) {
-          piece = last_start(args.starts, piece < 0 ? first_piece : piece, last_piece + 1, at);
-          stop = args.starts[piece + 1];
-          const PieceName name = job.name(piece);
-          entry = job.entries[name.entry];
-          steps = job.steps(entry.group);
-          whole = moves_runs_whole(entry, steps);
-          list = job.list(name);
-        }
-        line = line_of(job, entry, steps, whole, list, at - args.starts[piece]);
-      }
-      args.table[at] = line.src;
-      args.table[args.room + at] = line.dst;
-      args.table[2 * args.room + at] = line.nbytes;
+  }
+  if (any_rows) {
+    const int64_t num_pairs = args.runs.start[num_runs];
+    for (int64_t tile = first; tile * kThreads < num_pairs; tile += step) {
+      const int64_t pair = tile * kThreads + threadIdx.x;
+      if (pair < num_pairs) write(args, stage, count, false, place_of_pair(job, num_runs, pair));
     }
   }
 }

@@ -8,7 +8,9 @@
 #if !defined(KVPLAN_SHARED)
 #define KVPLAN_SHARED(type, name) __shared__ type name
 #endif
-#define KVPLAN_KERNEL extern "C" __global__ void __launch_bounds__(kvplan::cuda::kThreads, 2)
+// `blocks` are to fit into a multiprocessor; that bounds the registers.
+#define KVPLAN_KERNEL_OF(blocks) extern "C" __global__ void __launch_bounds__(kvplan::cuda::kThreads, blocks)
+#define KVPLAN_KERNEL KVPLAN_KERNEL_OF(2)
 
 namespace kvplan::cuda {
 

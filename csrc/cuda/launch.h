@@ -9,13 +9,13 @@
 
 namespace kvplan::cuda {
 
-enum class Kernel { kPageIndices, kCheck, kRuns, kFindRuns, kStarts, kPieces, kDescriptors, kTiles, kCopy };
-constexpr const char* kKernelNames[] = {"kvplan_page_indices", "kvplan_check",       "kvplan_runs",
-                                        "kvplan_find_runs",    "kvplan_starts",      "kvplan_pieces",
-                                        "kvplan_descriptors",  "kvplan_tiles",       "kvplan_copy"};
+enum class Kernel { kPageIndices, kRuns, kFindRuns, kStarts, kPieces, kDescriptors, kTiles, kCopy };
+constexpr const char* kKernelNames[] = {"kvplan_page_indices", "kvplan_runs",        "kvplan_find_runs", "kvplan_starts",
+                                        "kvplan_pieces",       "kvplan_descriptors", "kvplan_tiles",     "kvplan_copy"};
 constexpr int kKernels = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
 
-constexpr int64_t kBlocksPerProcessor = 8;  // 2,048 threads fill a multiprocessor
+constexpr int64_t kBlocksPerProcessor = 8;      // 2,048 threads fill a multiprocessor
+constexpr int64_t kCopyBlocksPerProcessor = 4;  // as many as its registers let in at once: shares are fixed beforehand
 
 // One allocation, cut twice: first from nothing, to learn its size, then for good.
 class Cutter {
@@ -62,6 +62,21 @@ void page_indices(Device& device, const PageArgs& args) {
   const int64_t span = args.row_length > 0 ? args.row_length : 1;
   device.fill(args.bad, 0xff, args.num_requests * static_cast<int64_t>(sizeof(int64_t)));
   device.run(Kernel::kPageIndices, blocks_for(device, args.num_requests * span, kThreads), args);
+}
+
+// Blocks are tiles of runs times shares of entries: few entries a block where there are few runs, so that all
+// multiprocessors have work; many where there are many, so that a run is read once for all of them.
+template <class Device>
+void run_descriptors(Device& device, int64_t most_runs, ExpandArgs& args) {
+  const int64_t most = device.processors() * kBlocksPerProcessor;
+  const int64_t tiles = most_runs > 0 ? ceil_div(most_runs, kThreads) : 1;
+  const int64_t entries = args.num_entries > 0 ? args.num_entries : 1;
+  int64_t share = tiles < most ? entries * tiles / most : kShare;
+  share = share < 1 ? 1 : share < kShare ? share : kShare;
+  args.share = share;
+  args.shares = ceil_div(entries, share);
+  const int64_t in_turn = ceil_div(most, args.shares);
+  device.run(Kernel::kDescriptors, args.shares * (tiles < in_turn ? tiles : in_turn), args);
 }
 
 // What plan_ is given, on the device but for the sizes.
@@ -116,11 +131,10 @@ void plan(Device& device, const PlanInput& in) {
   expand.table = in.table;
   expand.room = in.room;
   expand.info = in.info;
-  device.run(Kernel::kCheck, blocks_for(device, size.places, kThreads), args);
-  device.run(Kernel::kRuns, blocks_for(device, size.pairs, kTile), args);
+  const int64_t for_places = blocks_for(device, size.places, kThreads), for_pairs = blocks_for(device, size.pairs, kTile);
+  device.run(Kernel::kRuns, for_places < for_pairs ? for_pairs : for_places, args);
   device.run(Kernel::kPieces, blocks_for(device, size.pieces, kTile), expand);
-  const int64_t most = size.most < in.room ? size.most : in.room;
-  device.run(Kernel::kDescriptors, blocks_for(device, most, kTile), expand);
+  run_descriptors(device, size.pairs, expand);
 }
 
 // `runs` [3, pairs] and `run_indptr` [lists + 1] are written whole.
@@ -164,9 +178,10 @@ void expand(Device& device, const Entry* entries, int64_t num_entries, const int
   args.table = table;
   args.room = room;
   args.info = count;
+  device.fill(table, 0, 3 * room * static_cast<int64_t>(sizeof(uint64_t)));
   device.run(Kernel::kStarts, blocks_for(device, num_runs, kTile), starts);
   device.run(Kernel::kPieces, blocks_for(device, num_entries, kTile), args);
-  device.run(Kernel::kDescriptors, blocks_for(device, room, kTile), args);
+  run_descriptors(device, num_runs, args);
 }
 
 // `moved`: of memory that is read, then of memory that is written; kMostMoved in all at most.
@@ -187,7 +202,7 @@ void copy(Device& device, const uint64_t* table, int64_t room, const int64_t* co
     args.share = cutter.words(2);
     return zeroed;
   });
-  const int64_t blocks = device.processors() * kBlocksPerProcessor;
+  const int64_t blocks = device.processors() * kCopyBlocksPerProcessor;
   args.warps = blocks * kThreads / 32;
   device.run(Kernel::kTiles, blocks_for(device, room, kTile), args);
   device.run(Kernel::kCopy, blocks, args);

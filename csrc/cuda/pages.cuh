@@ -39,7 +39,7 @@ __device__ __forceinline__ uint64_t hash_of(int64_t id, int64_t scope) {
   return h ^ h >> 33;
 }
 
-// Whether what the host takes the job for is what it says. Every kernel of a plan asks before it believes anything.
+// Whether what the host takes the job for is what it says.
 __device__ __forceinline__ bool job_is_known(const PlanArgs& args) {
   const auto* said = args.job;
   const auto* believed = reinterpret_cast<const int64_t*>(&args.size);
@@ -58,11 +58,7 @@ __device__ __forceinline__ bool job_is_known(const PlanArgs& args) {
 
 // One thread a place: an id in range, or the first of its scope. Ids of a scope meet in an open hash table, whose slots
 // hold the first place of an id; of two that meet, the later one is a failure. The first failure in order is kept.
-KVPLAN_KERNEL kvplan_check(const PlanArgs args) {
-  if (!job_is_known(args)) {
-    if (grid_thread() == 0) atomic_max(args.status, ~uint64_t{0});
-    return;
-  }
+__device__ __forceinline__ void check_pages(const PlanArgs& args) {
   const Job job = view_job(args.job);
   const int64_t places = job.size.places;
   const auto fail = [&](int64_t place) { atomic_max(args.status, static_cast<uint64_t>(places - place)); };

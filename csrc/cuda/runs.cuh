@@ -1,5 +1,6 @@
 // Index pairs -> runs, in one ordered pass over the pairs of all lists.
 #pragma once
+#include "pages.cuh"
 #include "scan.cuh"
 
 namespace kvplan::cuda {
@@ -133,8 +134,13 @@ __device__ __forceinline__ void find_runs(const Pairs& pairs, const Scan& scan, 
   }
 }
 
+// The first kernel of a plan. Its two parts need nothing of one another: runs of ids that turn out bad are dropped.
 KVPLAN_KERNEL kvplan_runs(const PlanArgs args) {
-  if (*args.status != 0) return;
+  if (!job_is_known(args)) {
+    if (grid_thread() == 0) atomic_max(args.status, ~uint64_t{0});
+    return;
+  }
+  check_pages(args);
   find_runs(PairsOfPages{args, view_tables(args.tables), view_job(args.job)}, args.scan, args.runs);
 }
 

@@ -18,14 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import PlanError, TransferError
+from ..layout import Layout
 from . import notices
-from .check import Span, Spans, check, check_registrable
+from .check import Span, Spans, check, check_registrable, check_text
 from .transfer import Op, Outcome, Transfer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ..layout import Layout
     from ..plan import Plan
 
 _MAX_THREADS = 64  # started as needed
@@ -39,11 +39,23 @@ class Peer:
 
     Args:
         session: `Engine.session` of the peer.
-        layout: what the peer has registered with its engine.
+        layout: what the peer has registered with its engine: `Layout.from_dict` of what it sent.
+
+    Raises:
+        ValueError: the session is no string. What it says is checked by `Engine.submit`, which knows what it must be.
+        TypeError: the layout is no Layout.
     """
 
     session: str
     layout: Layout
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.session, str):
+            raise ValueError(f"a peer's session must be a string, not a {type(self.session).__name__}")
+        if not isinstance(self.layout, Layout):
+            raise TypeError(
+                f"a peer's layout must be a Layout, not a {type(self.layout).__name__}; see Layout.from_dict"
+            )
 
     @functools.cached_property
     def _spans(self) -> Spans:
@@ -117,8 +129,7 @@ class Engine(abc.ABC):
 
     def _check_session(self, session: str) -> None:
         """Refuse, by ValueError, what is no session of this kind of engine."""
-        if not 0 < len(session) <= 1024:
-            raise ValueError(f"a session of {len(session)} characters is none")
+        check_text(session)
 
     def _told(self, session: str) -> str:
         """How messages call this peer."""
@@ -204,7 +215,6 @@ class Engine(abc.ABC):
         if notify is not None:
             self._check_notice(notify)
         target = self._peer(plan, peer, op)
-        self._check_session(target.session)
         spans = None
         while True:
             with self._changed:
@@ -224,10 +234,11 @@ class Engine(abc.ABC):
         return transfer
 
     def _peer(self, plan: Plan, peer: Peer | str, op: Op) -> Peer:
+        if not isinstance(peer, (Peer, str)):
+            raise TypeError(f"peer must be a Peer or a session, not {type(peer).__name__}")
+        self._check_session(peer if isinstance(peer, str) else peer.session)
         if isinstance(peer, Peer):
             return peer
-        if not isinstance(peer, str):
-            raise TypeError(f"peer must be a Peer or a session, not {type(peer).__name__}")
         side = "destination" if op == "write" else "source"
         layout = plan.dst_layout if op == "write" else plan.src_layout
         if layout is None:

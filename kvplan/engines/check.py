@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Span: TypeAlias = "tuple[Memory, int, int]"  # memory, base, bytes
 
+_MAX_SESSION = 1024  # characters
 _ROW = 64  # neighbouring descriptors that are tried as one
 _ROWS = 256  # rows whose descriptors are looked at one by one in one go: few enough to stay in the cache
 
@@ -29,8 +30,13 @@ class Spans:
         by_memory: dict[Memory, list[tuple[int, int]]] = {}
         for memory, base, nbytes in self.all:
             by_memory.setdefault(memory, []).append((base, nbytes))
-        # memory -> uint64 [2, S]: bases, ascending, and sizes in bytes
-        self._tables = {m: np.array(sorted(spans), dtype=np.uint64).T.copy() for m, spans in by_memory.items()}
+        # memory -> uint64 [2, S]: bases, ascending, and sizes in bytes. A peer may declare all 2**64 bytes there are, one
+        # more than such a size can say: then the last one is left out.
+        most = (1 << 64) - 1
+        self._tables = {
+            memory: np.array([(base, min(nbytes, most)) for base, nbytes in sorted(spans)], dtype=np.uint64).T.copy()
+            for memory, spans in by_memory.items()
+        }
 
     def first_outside(self, memory: Memory, addresses: np.ndarray, nbytes: np.ndarray) -> int:
         """Number of the first of N ranges (uint64 [N] each) that is empty or in no single span of `memory`; else -1.
@@ -121,6 +127,14 @@ def _refusal(number: int, what: str, memory: Memory, address: int, nbytes: int, 
         f"descriptor {number}: {what} {address:#x}, {nbytes} bytes of {memory}, does not lie within one region "
         f"{where}: {rest}"
     )
+
+
+def check_text(session: str) -> None:
+    """Refuse, by ValueError, what no engine can be given as a session: it comes from a peer, and goes into messages."""
+    if not 0 < len(session) <= _MAX_SESSION:
+        raise ValueError(f"a session of {len(session)} characters is none; it has 1 to {_MAX_SESSION}")
+    if not (session.isascii() and session.isprintable()):
+        raise ValueError(f"session {ascii(session[:80])} must be printable ASCII")
 
 
 def check_registrable(spans: Spans) -> None:

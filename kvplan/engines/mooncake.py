@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .base import Engine
-from .check import Span, Spans
+from .check import Span, Spans, check_text
 from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _TCP_LIMIT = 1024
 
 _OTHER_LIMIT = 8192
+
+_SESSION = re.compile(r"(?:[\w.-]+|\[[\w.:%-]+\]):(\d{1,5})", re.ASCII)  # name or address, port
 
 _INSTALL = (
     "pip install 'kvplan[mooncake]' (CUDA 12), 'kvplan[mooncake-cuda13]' (CUDA 13) or 'kvplan[mooncake-cpu]' (no GPU)"
@@ -90,6 +93,12 @@ class MooncakeEngine(Engine):
         self.session = f"{host}:{engine.get_rpc_port()}"
         self._engine: Any = engine  # only ever used between initialize and close: it crashes outside
         self._arrays = hasattr(engine, f"batch_transfer_{calls}_write_arrays")  # 0.3.14 and later
+
+    def _check_session(self, session: str) -> None:
+        check_text(session)
+        match = _SESSION.fullmatch(session)
+        if not match or not 0 < int(match[1]) < 1 << 16:
+            raise ValueError(f"{session!r:.80} is no session of a MooncakeEngine, which is host:port")
 
     def _register(self, spans: Sequence[Span]) -> None:
         done: list[Span] = []

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # A descriptor takes NIXL about 6 µs to post over TCP, and it posts for one peer at a time: longer plans go in chunks.
 _LIMIT = 16_384
 _MAX_SESSION = 16 << 20  # characters; 60 regions take about 10,000
+_KEPT = 1 << 18  # characters of a session whose parse is kept
 _SESSION = re.compile(r"nixl:([\w.-]{1,64}):([0-9a-f]{32}):([\w+/]*={0,2})", re.ASCII)
 
 _INSTALL = (
@@ -303,11 +304,15 @@ def _release(handles: list[Any]) -> None:
     handles.clear()
 
 
-@functools.lru_cache(256)
 def _parse(session: str) -> tuple[str, bytes]:
     """(agent's name, metadata) of a session; ValueError where it is none, or not whole."""
     if len(session) > _MAX_SESSION:
         raise ValueError(f"a NIXL session of {len(session)} characters; at most {_MAX_SESSION} are taken from a peer")
+    return _parsed(session) if len(session) <= _KEPT else _parsed.__wrapped__(session)
+
+
+@functools.lru_cache(256)
+def _parsed(session: str) -> tuple[str, bytes]:
     match = _SESSION.fullmatch(session)
     if not match:
         raise ValueError(f"{session!r:.80} is no session of a NixlEngine")

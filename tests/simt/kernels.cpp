@@ -39,11 +39,8 @@ class Emulator {
     SIMT_LAUNCH(random_(), few(blocks), cuda::kThreads, cuda::kvplan_page_indices, args);
   }
   void run(Kernel kernel, int64_t blocks, const cuda::PlanArgs& args) {
-    expect(kernel == Kernel::kCheck || kernel == Kernel::kRuns);
-    if (kernel == Kernel::kCheck)
-      SIMT_LAUNCH(random_(), few(blocks), cuda::kThreads, cuda::kvplan_check, args);
-    else
-      SIMT_LAUNCH(random_(), few(blocks), cuda::kThreads, cuda::kvplan_runs, args);
+    expect(kernel == Kernel::kRuns);
+    SIMT_LAUNCH(random_(), few(blocks), cuda::kThreads, cuda::kvplan_runs, args);
   }
   void run(Kernel kernel, int64_t blocks, const cuda::FindArgs& args) {
     expect(kernel == Kernel::kFindRuns);
@@ -58,7 +55,7 @@ class Emulator {
     if (kernel == Kernel::kPieces)
       SIMT_LAUNCH(random_(), few(blocks), cuda::kThreads, cuda::kvplan_pieces, args);
     else
-      SIMT_LAUNCH(random_(), few(blocks), cuda::kThreads, cuda::kvplan_descriptors, args);
+      SIMT_LAUNCH(random_(), blocks, cuda::kThreads, cuda::kvplan_descriptors, args);  // so many shares, times tiles
   }
   void run(Kernel kernel, int64_t blocks, const cuda::CopyArgs& args) {
     expect(kernel == Kernel::kTiles || kernel == Kernel::kCopy);

@@ -130,6 +130,15 @@ def test_of_many_alike_the_second_is_told(emulator, seed):
     assert_same(emulator.plan_(seed, job), job.expected())
 
 
+def test_of_three_alike_the_second_is_told_whoever_comes_first(emulator):
+    job = large_job(3, 1, scattered=False, rows=False)
+    job = job.with_pages(torch.tensor([0, 1, 2, 4, 4, 4, 0, 1, 2], dtype=torch.int32))
+    want = job.expected()
+    assert want[1][:5].tolist() == [3, 0, 0, 1, 4]
+    for seed in range(800):
+        assert_same(emulator.plan_(seed, job), want)
+
+
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_too_little_room_writes_nothing(emulator, spare):
     job = large_job(200, 2, scattered=True, rows=True)
