@@ -25,7 +25,7 @@ MAX_REGIONS = 1 << 16
 def _shown(value: Any) -> str:
     """`value` for a message: short, printable and quick, whatever a peer has sent."""
     if isinstance(value, str):
-        return ascii(value) if len(value) <= 80 else f"{ascii(value[:80])}... of {len(value)} characters"
+        return ascii(value) if len(value) <= 80 else f"{value[:80]!a}... of {len(value)} characters"
     if isinstance(value, int) and not isinstance(value, bool):
         return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
     if value is None or isinstance(value, (bool, float, Memory, Heads, Interleave)):

@@ -14,8 +14,8 @@ constexpr const char* kKernelNames[] = {"kvplan_page_indices", "kvplan_runs",   
                                         "kvplan_pieces",       "kvplan_descriptors", "kvplan_tiles",     "kvplan_copy"};
 constexpr int kKernels = sizeof(kKernelNames) / sizeof(kKernelNames[0]);
 
-constexpr int64_t kBlocksPerProcessor = 8;      // 2,048 threads fill a multiprocessor
-constexpr int64_t kCopyBlocksPerProcessor = 4;  // as many as its registers let in at once: shares are fixed beforehand
+constexpr int64_t kBlocksPerProcessor = 8;  // 2,048 threads fill a multiprocessor
+constexpr int64_t kResident = 4;            // blocks that surely run at once, of the kernels bounded to it (device.cuh)
 
 // One allocation, cut twice: first from nothing, to learn its size, then for good.
 class Cutter {
@@ -68,7 +68,7 @@ void page_indices(Device& device, const PageArgs& args) {
 // multiprocessors have work; many where there are many, so that a run is read once for all of them.
 template <class Device>
 void run_descriptors(Device& device, int64_t most_runs, ExpandArgs& args) {
-  const int64_t most = device.processors() * kBlocksPerProcessor;
+  const int64_t most = device.processors() * kResident;
   const int64_t tiles = most_runs > 0 ? ceil_div(most_runs, kThreads) : 1;
   const int64_t entries = args.num_entries > 0 ? args.num_entries : 1;
   int64_t share = tiles < most ? entries * tiles / most : kShare;
@@ -202,7 +202,7 @@ void copy(Device& device, const uint64_t* table, int64_t room, const int64_t* co
     args.share = cutter.words(2);
     return zeroed;
   });
-  const int64_t blocks = device.processors() * kCopyBlocksPerProcessor;
+  const int64_t blocks = device.processors() * kResident;
   args.warps = blocks * kThreads / 32;
   device.run(Kernel::kTiles, blocks_for(device, room, kTile), args);
   device.run(Kernel::kCopy, blocks, args);

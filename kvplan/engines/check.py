@@ -134,7 +134,7 @@ def check_text(session: str) -> None:
     if not 0 < len(session) <= _MAX_SESSION:
         raise ValueError(f"a session of {len(session)} characters is none; it has 1 to {_MAX_SESSION}")
     if not (session.isascii() and session.isprintable()):
-        raise ValueError(f"session {ascii(session[:80])} must be printable ASCII")
+        raise ValueError(f"session {session[:80]!a} must be printable ASCII")
 
 
 def check_registrable(spans: Spans) -> None:

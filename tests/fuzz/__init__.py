@@ -1,0 +1,1 @@
+"""A fuzzer for what comes from a peer: `python -m tests.fuzz --help`."""

@@ -1,0 +1,174 @@
+"""What a peer might send: JSON values that are right, nearly right, and wrong. All is drawn from a `random.Random`."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import kvplan
+
+#: Where integers of this project turn over, and what is just beside.
+EDGES = sorted({edge + by for edge in (0, 16, 1 << 16, 1 << 31, 1 << 32, 1 << 53, 1 << 62, 1 << 63, 1 << 64)
+                for by in (-1, 0, 1)})  # fmt: skip
+DEEP = 100_000  # levels; Python's recursion ends at 1,000
+
+
+def deep(levels: int, kind: str = "list") -> Any:
+    value: Any = 0
+    for _ in range(levels):
+        value = [value] if kind == "list" else {"regions": value}
+    return value
+
+
+def scalar(rng: random.Random) -> Any:
+    match rng.randrange(8):
+        case 0 | 1:
+            return rng.choice([1, -1]) * rng.choice(EDGES)
+        case 2:
+            return rng.randrange(64)
+        case 3:
+            return rng.choice([1 << rng.randrange(80), -(10**5000), 10**5000, 1 << 100_000])
+        case 4:
+            return rng.choice([None, True, False])
+        case 5:
+            return rng.choice([0.0, -0.0, 1.0, 16.0, 1.5, 1e308, float("nan"), float("inf"), -float("inf")])
+        case 6:
+            return rng.choice(["", "kv", "device", "host", "DRAM", "VRAM", "16", "None", "é", "☃" * 200])
+        case _:
+            return rng.choice(["\x00", "a\nb", "\x1b[2J", "\ud800", "\u202e", "x" * 257, "x" * 100_000, " "])
+
+
+def value(rng: random.Random, depth: int = 3) -> Any:
+    """Any JSON value."""
+    match rng.randrange(8) if depth else 0:
+        case 1:
+            return [value(rng, depth - 1) for _ in range(rng.randrange(5))]
+        case 2:
+            return {str(scalar(rng))[:9]: value(rng, depth - 1) for _ in range(rng.randrange(4))}
+        case 3:
+            return rng.choice([deep(DEEP), deep(DEEP, "dict"), deep(900), [0] * 100_000, [[]], [{}], {"kv": 1}])
+        case _:
+            return scalar(rng)
+
+
+def layout(rng: random.Random) -> dict[str, Any]:
+    """One that is right."""
+    match rng.randrange(8):
+        case 0:
+            made = kvplan.Layout.deepseek_v4(1 << 40, num_pages=9, layers=range(2, 6), num_host_pages=rng.choice([None, 5]))
+            return made.to_dict()
+        case 1:
+            heads = rng.choice([None, kvplan.Heads(0, 2, 8)])
+            made = kvplan.Layout.mha(1 << 40, layers=2, num_pages=9, heads=heads or kvplan.Heads(0, 8, 8), page_size=4,
+                                     head_bytes=16)  # fmt: skip
+            return made.to_dict()
+        case _:
+            tokens = 1 << rng.randrange(6)
+            return {
+                "page_size": tokens,
+                "replica": rng.choice([[0, 1], [1, 2]]),
+                "regions": [region(rng, number, tokens) for number in range(rng.randrange(6))],
+            }
+
+
+def region(rng: random.Random, number: int, tokens: int) -> dict[str, Any]:
+    """One that is right, and apart from those of other numbers."""
+    rows = rng.choice([1, tokens])
+    page_bytes = rows * 8 * rng.randrange(1, 5)
+    made: dict[str, Any] = {
+        "name": rng.choice(["kv", "indexer"]), "layer": number, "base": (number + 1) << 20, "page_bytes": page_bytes,
+        "num_pages": rng.randrange(1, 20),
+    }  # fmt: skip
+    optional = {
+        "page_stride": page_bytes + rng.choice([0, 8, 24]), "tokens": tokens, "rows": rows,
+        "row_bytes": rng.choice([0, page_bytes // rows]), "space": rng.choice(["device", "host"]),
+        "memory": rng.choice([["DRAM", 0], ["VRAM", 1]]), "heads": rng.choice([None, [0, 2, 4], [2, 4, 4]]),
+        "interleave": rng.choice([None, [1, 0]]),
+    }  # fmt: skip
+    return made | {key: rng.choice([entry, entry, None if key != "memory" else entry])
+                   for key, entry in optional.items() if rng.randrange(3)}  # fmt: skip
+
+
+def spoiled(rng: random.Random, data: Any) -> Any:
+    """`data` with one thing changed somewhere. The original stays as it is."""
+    data = copy.deepcopy(data)
+    places = list(_places(data))
+    if not places:
+        return value(rng)
+    holder, key = rng.choice(places)
+    match rng.randrange(10):
+        case 0 | 1 | 2:
+            holder[key] = value(rng)
+        case 3:
+            del holder[key]
+        case 4:
+            if isinstance(holder, dict):
+                holder[rng.choice([str(scalar(rng))[:300], "kv", "memory", "page_size"])] = value(rng)
+            else:
+                holder.insert(rng.randrange(len(holder) + 1), value(rng))
+        case 5:
+            other, its = rng.choice(places)
+            holder[key], other[its] = copy.deepcopy(other[its]), copy.deepcopy(holder[key])
+        case 6:
+            if isinstance(holder, list):
+                holder *= rng.choice([0, 2, 50_000])
+        case 7:
+            holder[key] = [holder[key]]
+        case _:  # the sort of lie that is told on purpose
+            if isinstance(holder[key], int) and not isinstance(holder[key], bool):
+                holder[key] = rng.choice([holder[key] + rng.choice([-1, 1]), holder[key] * rng.choice([-1, 2, 1 << 40]),
+                                          rng.choice(EDGES)])  # fmt: skip
+    return data
+
+
+def _places(data: Any) -> list[tuple[Any, Any]]:
+    """(holder, key) of values within; of long lists and deep ones only the first."""
+    found: list[tuple[Any, Any]] = []
+    todo = [(data, 0)]
+    while todo and len(found) < 2000:
+        holder, depth = todo.pop()
+        keys = list(holder)[:50] if isinstance(holder, dict) else range(min(50, len(holder))) if isinstance(holder, list) else ()
+        for key in keys:
+            found.append((holder, key))
+            if depth < 6:
+                todo.append((holder[key], depth + 1))
+    return found
+
+
+def layouts(rng: random.Random) -> Any:
+    """What may be given to `Layout.from_dict`."""
+    if rng.randrange(12) == 0:
+        return value(rng)
+    data: Any = layout(rng)
+    for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
+        data = spoiled(rng, data)
+    return data
+
+
+def pages(rng: random.Random, spaces: tuple[str, ...], num_pages: int) -> Any:
+    """What may be given as page lists: often right but for one thing."""
+    def ids() -> Any:
+        return rng.sample(range(num_pages), rng.randrange(min(6, num_pages) + 1))
+
+    data: Any = {space: ids() for space in spaces} if rng.randrange(4) else ids()
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        data = spoiled(rng, data)
+    return data
+
+
+def session(rng: random.Random) -> Any:
+    right = rng.choice([
+        "127.0.0.1:1", "[::1]:65535", "host-7.example:80", "local:0",
+        "nixl:kvplan-0:" + "0" * 32 + ":AAAA",
+    ])  # fmt: skip
+    match rng.randrange(4):
+        case 0:
+            return value(rng)
+        case 1:
+            return right * rng.choice([1, 2, 2000])
+        case _:
+            letters = list(right)
+            for _ in range(rng.randrange(3)):
+                letters[rng.randrange(len(letters))] = chr(rng.choice([0, 10, 45, 46, 48, 58, 255, 0x660, 0xD800, 0x1F600]))
+            return "".join(letters)
