@@ -66,16 +66,17 @@ int64_t* put_status(int64_t* out, const Status& status) {
 }
 
 Status prepare_job(const Tables& tables, const std::vector<int64_t>& windows, int64_t num_pages,
-                   std::vector<int64_t>* words) {
+                   std::vector<int64_t>* words, bool* narrow) {
   const int64_t requests = check_windows(tables, windows, num_pages);
-  return cpu::prepare(tables, reinterpret_cast<const Window*>(windows.data()), requests, num_pages, words);
+  return cpu::prepare(tables, reinterpret_cast<const Window*>(windows.data()), requests, num_pages, words, narrow);
 }
 
 std::tuple<Tensor, Tensor> prepare(const Tensor& tables, const std::vector<int64_t>& windows, int64_t num_pages) {
   std::vector<int64_t> words;
   Tensor status = new_words({kFacts});
   STD_TORCH_CHECK(num_pages >= 0, "num_pages must not be negative");
-  const Status found = prepare_job(read_tables(tables), windows, num_pages, &words);
+  bool narrow;
+  const Status found = prepare_job(read_tables(tables), windows, num_pages, &words, &narrow);
   put_status(static_cast<int64_t*>(status.data_ptr()), found);
   Tensor job = new_words({found.code == Code::kOk ? static_cast<int64_t>(words.size()) : 0});
   if (found.code == Code::kOk) std::copy(words.begin(), words.end(), static_cast<int64_t*>(job.data_ptr()));
@@ -94,9 +95,10 @@ std::tuple<Tensor, Tensor> plan(const Tensor& tables_tensor, const Tensor& pages
   const Tables tables = read_tables(tables_tensor);
   const cpu::PageList list = page_list(pages, "pages");
   std::vector<int64_t> words;
-  Status status = prepare_job(tables, windows, list.size, &words);
+  bool narrow = false;
+  Status status = prepare_job(tables, windows, list.size, &words, &narrow);
   const Job job = status.code == Code::kOk ? view_job(words.data()) : Job{};
-  cpu::Planner planner(tables, job, list);
+  cpu::Planner planner(tables, job, list, narrow);
   if (status.code == Code::kOk) status = planner.prepare();
   const bool ok = status.code == Code::kOk;
   const auto& offsets = planner.offsets();
@@ -139,7 +141,9 @@ void plan_(const Tensor& tables_tensor, const Tensor& job_tensor, const Tensor& 
   STD_TORCH_CHECK(words == kFacts + tables.size.num_segments * job.size.requests + 1 || status.code == Code::kJob,
                   "info must have ", kFacts, " + segments * requests + 1 words");
   STD_TORCH_CHECK(words >= kFacts, "info must have ", kFacts, " words or more");
-  cpu::Planner planner(tables, job, list);
+  bool narrow = false;
+  if (status.code == Code::kOk) status = cpu::check_entries(tables, &narrow);
+  cpu::Planner planner(tables, job, list, narrow);
   if (status.code == Code::kOk) status = planner.prepare();
   const int64_t n = status.code == Code::kOk ? planner.offsets().back() : 0, room = table.size(1);
   if (n > room) status = {Code::kRoom, 0, 0, room, n};

@@ -17,8 +17,8 @@ _ADDRESS_END = 1 << 64  # addresses are unsigned 64-bit; some devices set bit 63
 _INT64_END = 1 << 63  # strides, sizes and page numbers travel as int64
 _NAME_END = 257  # characters of a name, at most one less
 
-#: Regions that `Layout.from_dict` reads at the most; the largest known layout has a few thousand. So many take 50 MB and
-#: about two seconds, and what is longer is refused before any is built.
+#: Regions that `Layout.from_dict` reads at the most; the largest known layout has a few thousand. So many take 25 MB
+#: and a second or two, and what is longer is refused before any is built.
 MAX_REGIONS = 1 << 16
 
 

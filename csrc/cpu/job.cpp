@@ -25,7 +25,10 @@ namespace {
 class Builder {
  public:
   Builder(const Tables& tables, const Window* windows, int64_t requests)
-      : tables_(tables), windows_(windows), requests_(requests) {}
+      : tables_(tables), windows_(windows), requests_(requests) {
+    lists_.reserve(static_cast<size_t>(requests * tables.size.num_groups + 1));
+    checks_.reserve(static_cast<size_t>(4 * requests * tables.size.num_spaces + 1));
+  }
 
   Status build(int64_t num_pages, std::vector<int64_t>* words) {
     for (int64_t space = 0; space < tables_.size.num_spaces; ++space) {
@@ -56,6 +59,7 @@ class Builder {
                        static_cast<int64_t>(checks_.size()), pairs_, places_, hashed_, num_pages, most};
     lists_.push_back({pairs_, 0, 0, 0, 0, 0, 0});
     checks_.push_back({places_, 0, 0, 0, 0, 0, 0, 0});
+    words->reserve(words_of<JobSize>() + lists_.size() * words_of<List>() + checks_.size() * words_of<Check>());
     append(words, &size, 1);
     append(words, lists_.data(), lists_.size());
     append(words, checks_.data(), checks_.size());
@@ -125,9 +129,8 @@ class Builder {
 }  // namespace
 
 Status prepare(const Tables& tables, const Window* windows, int64_t requests, int64_t num_pages,
-               std::vector<int64_t>* job) {
-  bool narrow;
-  const Status status = check_entries(tables, &narrow);
+               std::vector<int64_t>* job, bool* narrow) {
+  const Status status = check_entries(tables, narrow);
   if (status.code != Code::kOk) return status;
   return Builder(tables, windows, requests).build(num_pages, job);
 }

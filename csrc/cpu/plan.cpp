@@ -23,21 +23,20 @@ Status Planner::check_ids() const {
   return {};
 }
 
-Runs Planner::find_runs_of(int64_t number, bool narrow) const {
+Runs Planner::find_runs_of(int64_t number) const {
   const List& list = job_.lists[number];
   const Pairs pairs{(&list)[1].first - list.first, list.src_first, list.src_step, list.dst_first, list.dst_step};
   const Group& group = tables_.groups[number % tables_.size.num_groups];
   return find_runs(group, pairs, pages_.part(list.src_offset, pages_.size - list.src_offset),
-                   pages_.part(list.dst_offset, pages_.size - list.dst_offset), narrow);
+                   pages_.part(list.dst_offset, pages_.size - list.dst_offset), narrow_);
 }
 
 Status Planner::prepare() {
-  bool narrow;
-  Status status = check_entries(tables_, &narrow);
-  if (status.code == Code::kOk) status = check_ids();
+  const Status status = check_ids();
   if (status.code != Code::kOk) return status;
   runs_.reserve(static_cast<size_t>(job_.size.lists));
-  for (int64_t number = 0; number < job_.size.lists; ++number) runs_.push_back(find_runs_of(number, narrow));
+  for (int64_t number = 0; number < job_.size.lists; ++number) runs_.push_back(find_runs_of(number));
+  starts_.reserve(static_cast<size_t>(job_.size.pieces) + 1);
   starts_.assign(1, 0);
   offsets_.assign(1, 0);
   for (int64_t segment = 0; segment < tables_.size.num_segments; ++segment) {

@@ -116,16 +116,18 @@ void expand(const Entry& entry, const Steps& steps, const RunColumns<int64_t>& r
 Status check_entries(const Tables& tables, bool* narrow);
 
 // The job (see job.h) of `requests` requests, windows [requests, spaces]; or why it is refused. `num_pages` page ids are
-// given, and windows lie within them.
+// given, and windows lie within them. `narrow` as for check_entries.
 Status prepare(const Tables& tables, const Window* windows, int64_t requests, int64_t num_pages,
-               std::vector<int64_t>* job);
+               std::vector<int64_t>* job, bool* narrow);
 
 // plan.cpp ------------------------------------------------------------------------------------------------------------
 
 // Plans a job in two steps, so that the caller can allocate the result in between.
 class Planner {
  public:
-  Planner(const Tables& tables, const Job& job, PageList pages) : tables_(tables), job_(job), pages_(pages) {}
+  // `narrow` as check_entries says, which has found nothing wrong.
+  Planner(const Tables& tables, const Job& job, PageList pages, bool narrow)
+      : tables_(tables), job_(job), pages_(pages), narrow_(narrow) {}
   Status prepare();  // checks the page ids; all but the table, which takes `offsets().back()` descriptors
   // The table is written piece by piece, in any order or at once.
   int64_t pieces() const { return job_.size.pieces; }
@@ -135,12 +137,13 @@ class Planner {
 
  private:
   Status check_ids() const;
-  Runs find_runs_of(int64_t list, bool narrow) const;
+  Runs find_runs_of(int64_t list) const;
   const Runs& runs_of(int64_t request, const Entry& entry) const;
 
   const Tables& tables_;
   const Job& job_;
   PageList pages_;
+  bool narrow_;
   std::vector<Runs> runs_;       // [requests, groups]
   std::vector<int64_t> starts_;  // [pieces + 1]: the first descriptor of each
   std::vector<int64_t> offsets_;

@@ -30,8 +30,8 @@ class Spans:
         by_memory: dict[Memory, list[tuple[int, int]]] = {}
         for memory, base, nbytes in self.all:
             by_memory.setdefault(memory, []).append((base, nbytes))
-        # memory -> uint64 [2, S]: bases, ascending, and sizes in bytes. A peer may declare all 2**64 bytes there are, one
-        # more than such a size can say: then the last one is left out.
+        # memory -> uint64 [2, S]: bases, ascending, and sizes in bytes. A peer may declare all 2**64 bytes there are,
+        # one more than such a size can say: then the last one is left out.
         most = (1 << 64) - 1
         self._tables = {
             memory: np.array([(base, min(nbytes, most)) for base, nbytes in sorted(spans)], dtype=np.uint64).T.copy()

@@ -52,7 +52,9 @@ def main() -> int:
             shown = time.monotonic()
             rate = (number - first) * len(targets) / (shown - began)
             counts = ", ".join(f"{count} {what}" for what, count in sorted(seen.items()))
-            print(f"\r{shown - began:.0f} s, {rate:.0f} inputs/s: {counts}; {faults.total()} faults ", end="", flush=True)
+            print(
+                f"\r{shown - began:.0f} s, {rate:.0f} inputs/s: {counts}; {faults.total()} faults ", end="", flush=True
+            )
     print()
     for kind, count in faults.most_common():
         print(f"{count} times {kind}")

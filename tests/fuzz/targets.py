@@ -13,11 +13,11 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import values
-
 import kvplan
 from kvplan import Layout, LayoutError, PairingError, PlanError, engines
 from kvplan.engines.check import Spans, check
+
+from . import values
 
 HANG = 30  # seconds; no input here takes a tenth of one
 ROOM = 4 << 20  # bytes that may be used beside what a region takes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from typing import Any
 
@@ -11,7 +10,8 @@ import kvplan
 #: Where integers of this project turn over, and what is just beside.
 EDGES = sorted({edge + by for edge in (0, 16, 1 << 16, 1 << 31, 1 << 32, 1 << 53, 1 << 62, 1 << 63, 1 << 64)
                 for by in (-1, 0, 1)})  # fmt: skip
-DEEP = 100_000  # levels; Python's recursion ends at 1,000
+DEEP = 3_000  # levels; Python's recursion ends at 1,000
+HUGE = (10**5000, -(10**5000), 1 << 100_000)  # more digits than Python will print
 
 
 def deep(levels: int, kind: str = "list") -> Any:
@@ -28,7 +28,7 @@ def scalar(rng: random.Random) -> Any:
         case 2:
             return rng.randrange(64)
         case 3:
-            return rng.choice([1 << rng.randrange(80), -(10**5000), 10**5000, 1 << 100_000])
+            return rng.choice([1 << rng.randrange(80), *HUGE])
         case 4:
             return rng.choice([None, True, False])
         case 5:
@@ -45,18 +45,35 @@ def value(rng: random.Random, depth: int = 3) -> Any:
         case 1:
             return [value(rng, depth - 1) for _ in range(rng.randrange(5))]
         case 2:
-            return {str(scalar(rng))[:9]: value(rng, depth - 1) for _ in range(rng.randrange(4))}
+            return {key(rng): value(rng, depth - 1) for _ in range(rng.randrange(4))}
         case 3:
-            return rng.choice([deep(DEEP), deep(DEEP, "dict"), deep(900), [0] * 100_000, [[]], [{}], {"kv": 1}])
+            return _shapes(rng.randrange(7))
         case _:
             return scalar(rng)
+
+
+def key(rng: random.Random) -> str:
+    return rng.choice(["kv", "memory", "page_size", "regions", "host", "device", "x" * 300, "\ud800", "", "\n"])
+
+
+def _shapes(number: int) -> Any:
+    match number:
+        case 0 | 1:
+            return deep(DEEP, ("list", "dict")[number])
+        case 2:
+            return deep(900)
+        case 3:
+            return [0] * 100_000
+    return ([[]], [{}], {"kv": 1})[number - 4]
 
 
 def layout(rng: random.Random) -> dict[str, Any]:
     """One that is right."""
     match rng.randrange(8):
         case 0:
-            made = kvplan.Layout.deepseek_v4(1 << 40, num_pages=9, layers=range(2, 6), num_host_pages=rng.choice([None, 5]))
+            made = kvplan.Layout.deepseek_v4(
+                1 << 40, num_pages=9, layers=range(2, 6), num_host_pages=rng.choice([None, 5])
+            )
             return made.to_dict()
         case 1:
             heads = rng.choice([None, kvplan.Heads(0, 2, 8)])
@@ -91,33 +108,33 @@ def region(rng: random.Random, number: int, tokens: int) -> dict[str, Any]:
 
 
 def spoiled(rng: random.Random, data: Any) -> Any:
-    """`data` with one thing changed somewhere. The original stays as it is."""
-    data = copy.deepcopy(data)
+    """`data` with one thing changed somewhere, in place."""
     places = list(_places(data))
     if not places:
         return value(rng)
-    holder, key = rng.choice(places)
+    holder, at = rng.choice(places)
     match rng.randrange(10):
         case 0 | 1 | 2:
-            holder[key] = value(rng)
+            holder[at] = value(rng)
         case 3:
-            del holder[key]
+            del holder[at]
         case 4:
             if isinstance(holder, dict):
-                holder[rng.choice([str(scalar(rng))[:300], "kv", "memory", "page_size"])] = value(rng)
+                holder[key(rng)] = value(rng)
             else:
                 holder.insert(rng.randrange(len(holder) + 1), value(rng))
         case 5:
             other, its = rng.choice(places)
-            holder[key], other[its] = copy.deepcopy(other[its]), copy.deepcopy(holder[key])
+            if not isinstance(holder[at], (list, dict)) and not isinstance(other[its], (list, dict)):
+                holder[at], other[its] = other[its], holder[at]
         case 6:
             if isinstance(holder, list):
                 holder *= rng.choice([0, 2, 50_000])
         case 7:
-            holder[key] = [holder[key]]
+            holder[at] = [holder[at]]
         case _:  # the sort of lie that is told on purpose
-            if isinstance(holder[key], int) and not isinstance(holder[key], bool):
-                holder[key] = rng.choice([holder[key] + rng.choice([-1, 1]), holder[key] * rng.choice([-1, 2, 1 << 40]),
+            if isinstance(holder[at], int) and not isinstance(holder[at], bool):
+                holder[at] = rng.choice([holder[at] + rng.choice([-1, 1]), holder[at] * rng.choice([-1, 2, 1 << 40]),
                                           rng.choice(EDGES)])  # fmt: skip
     return data
 
@@ -128,7 +145,13 @@ def _places(data: Any) -> list[tuple[Any, Any]]:
     todo = [(data, 0)]
     while todo and len(found) < 2000:
         holder, depth = todo.pop()
-        keys = list(holder)[:50] if isinstance(holder, dict) else range(min(50, len(holder))) if isinstance(holder, list) else ()
+        keys = (
+            list(holder)[:50]
+            if isinstance(holder, dict)
+            else range(min(50, len(holder)))
+            if isinstance(holder, list)
+            else ()
+        )
         for key in keys:
             found.append((holder, key))
             if depth < 6:
@@ -148,6 +171,7 @@ def layouts(rng: random.Random) -> Any:
 
 def pages(rng: random.Random, spaces: tuple[str, ...], num_pages: int) -> Any:
     """What may be given as page lists: often right but for one thing."""
+
     def ids() -> Any:
         return rng.sample(range(num_pages), rng.randrange(min(6, num_pages) + 1))
 
@@ -170,5 +194,7 @@ def session(rng: random.Random) -> Any:
         case _:
             letters = list(right)
             for _ in range(rng.randrange(3)):
-                letters[rng.randrange(len(letters))] = chr(rng.choice([0, 10, 45, 46, 48, 58, 255, 0x660, 0xD800, 0x1F600]))
+                letters[rng.randrange(len(letters))] = chr(
+                    rng.choice([0, 10, 45, 46, 48, 58, 255, 0x660, 0xD800, 0x1F600])
+                )
             return "".join(letters)
