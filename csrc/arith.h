@@ -59,6 +59,11 @@ KVPLAN_HD uint64_t relocated(const Moved* moved, int64_t count, uint64_t at) {
 
 KVPLAN_HD Steps steps_of(const Group& group) { return {group.src.row_step, group.dst.row_step}; }
 
+// Whether `slot` is `steps` behind `first`. Unsigned: what is no slot may lie more than 2^63 below it.
+KVPLAN_HD bool follows(int64_t slot, int64_t first, int64_t steps) {
+  return (slot >= first) & (static_cast<uint64_t>(slot) - static_cast<uint64_t>(first) == static_cast<uint64_t>(steps));
+}
+
 // Index of a row of a page. Unsigned: a GPU goes on with page ids that are out of range, and drops the result.
 KVPLAN_HD int64_t row_index(const Side& side, int64_t page, int64_t row) {
   return static_cast<int64_t>(static_cast<uint64_t>(page) * static_cast<uint64_t>(side.page_step) +

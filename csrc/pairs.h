@@ -78,8 +78,9 @@ KVPLAN_HD Status pairs_of(const Group& group, const Space& space, const Window& 
   const int64_t rows = ceil_div(tokens, group.compression);
   int64_t period;
   if (!mul(src.size / greatest_common_divisor(src.size, dst.size), dst.size, &period)) return {Code::kOverflow};
+  const int64_t turn = ahead % dst.size;  // in place of `ahead`, with which the sum may pass int64
   int64_t first = src.rank;
-  while (first < period && (first + ahead) % dst.size != dst.rank) first += src.size;
+  while (first < period && (first + turn) % dst.size != dst.rank) first += src.size;
   *pairs = {0, 0, period / src.size, 0, period / dst.size};
   if (first >= period || first >= rows) return {};
   pairs->count = (rows - 1 - first) / period + 1;

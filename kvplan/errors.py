@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class LayoutError(ValueError):
     """A region or layout contradicts itself (message: region, field, value)."""
@@ -44,3 +46,12 @@ class TransferError(RuntimeError):
 
 class TransferTimeout(TransferError, TimeoutError):
     """A transfer was not done in the time allowed; it may still be writing (see `settled`)."""
+
+
+def shown(value: Any) -> str:
+    """`value` for a message: short, printable and quick, whatever a peer has sent."""
+    if isinstance(value, str):
+        return ascii(value) if len(value) <= 80 else f"{value[:80]!a}... of {len(value)} characters"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
+    return repr(value) if value is None or isinstance(value, (bool, float)) else f"a {type(value).__name__}"

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .errors import LayoutError
+from .errors import LayoutError, shown
 
 if TYPE_CHECKING:
     import torch
@@ -22,17 +22,6 @@ _NAME_END = 257  # characters of a name, at most one less
 MAX_REGIONS = 1 << 16
 
 
-def _shown(value: Any) -> str:
-    """`value` for a message: short, printable and quick, whatever a peer has sent."""
-    if isinstance(value, str):
-        return ascii(value) if len(value) <= 80 else f"{value[:80]!a}... of {len(value)} characters"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return repr(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
-    if value is None or isinstance(value, (bool, float, Memory, Heads, Interleave)):
-        return repr(value)
-    return f"a {type(value).__name__}"
-
-
 def _integer(value: Any, what: str, low: int, end: int) -> int:
     """`value` as an int in [low, end), or LayoutError naming `what`. Booleans and floats are refused, not rounded."""
     if isinstance(value, bool):
@@ -40,9 +29,9 @@ def _integer(value: Any, what: str, low: int, end: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise LayoutError(f"{what} must be an integer, not {_shown(value)}") from None
+        raise LayoutError(f"{what} must be an integer, not {shown(value)}") from None
     if not low <= number < end:
-        raise LayoutError(f"{what} is {_shown(number)}, outside {low} to {end - 1}")
+        raise LayoutError(f"{what} is {shown(number)}, outside {low} to {end - 1}")
     return number
 
 
@@ -60,7 +49,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         if self.kind not in ("DRAM", "VRAM"):
-            raise LayoutError(f"memory kind is {_shown(self.kind)}; it must be 'DRAM' or 'VRAM'")
+            raise LayoutError(f"memory kind is {shown(self.kind)}; it must be 'DRAM' or 'VRAM'")
         object.__setattr__(self, "device", _integer(self.device, f"{self.kind} device", 0, 1 << 31))
 
     @classmethod
@@ -148,12 +137,12 @@ class Region:
             if not _is_name(getattr(self, field)):
                 raise LayoutError(
                     f"region {field} must be a non-empty string of at most {_NAME_END - 1} printable characters, not "
-                    f"{_shown(getattr(self, field))}"
+                    f"{shown(getattr(self, field))}"
                 )
         for field, kind in (("memory", Memory), ("heads", Heads), ("interleave", Interleave)):
             value = getattr(self, field)
             if not isinstance(value, kind) and (value is not None or field == "memory"):
-                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}, not {_shown(value)}")
+                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}, not {shown(value)}")
         if self.page_stride is None:
             object.__setattr__(self, "page_stride", self.page_bytes)
         self._set("layer", -_INT64_END)
@@ -255,7 +244,7 @@ class Layout:
     def __init__(self, regions: Iterable[Region], *, page_size: int, replica: tuple[int, int] = (0, 1)) -> None:
         self.page_size = _integer(page_size, "page_size", 1, _INT64_END)
         if not isinstance(replica, Sequence) or len(replica) != 2:
-            raise LayoutError(f"replica must be (index, count), not {_shown(replica)}")
+            raise LayoutError(f"replica must be (index, count), not {shown(replica)}")
         count = _integer(replica[1], "replica count", 1, 1 << 31)
         self.replica = (_integer(replica[0], "replica index", 0, count), count)
         self.regions: tuple[Region, ...] = tuple(region.resolved(self.page_size) for region in regions)
@@ -342,7 +331,7 @@ def _fields(data: Any, what: str, required: set[str], optional: set[str]) -> dic
         raise LayoutError(f"{what} must be a mapping, not {type(data).__name__}")
     missing, unknown = required - data.keys(), data.keys() - required - optional
     if missing or unknown:
-        named = ", ".join(sorted(map(_shown, itertools.islice(unknown, 5)))) + (", ..." if len(unknown) > 5 else "")
+        named = ", ".join(sorted(map(shown, itertools.islice(unknown, 5)))) + (", ..." if len(unknown) > 5 else "")
         raise LayoutError(f"{what}: missing fields {sorted(missing)}, unknown fields [{named}]")
     return dict(data)
 
@@ -364,7 +353,7 @@ def _region_from_dict(data: Any, number: int) -> Region:
         if value is None and (field not in fields or field != "memory"):
             continue
         if not isinstance(value, (list, tuple)) or len(value) != length:
-            raise LayoutError(f"{what}: {field} must be a list of {length}, not {_shown(value)}")
+            raise LayoutError(f"{what}: {field} must be a list of {length}, not {shown(value)}")
         try:
             fields[field] = kind(*value)
         except LayoutError as error:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from .errors import PairingError
 from .layout import Region
 
-_MOST_STEPS = 1 << 22  # of one comparison; only strides that no allocator makes need more
+_MOST_STEPS = 1 << 22  # of all comparisons together, a few seconds; only strides that no allocator makes need more
 
 
 def first_overlap(regions: Sequence[Region], written: Collection[tuple[str, int]]) -> tuple[Region, Region] | None:
@@ -18,12 +18,13 @@ def first_overlap(regions: Sequence[Region], written: Collection[tuple[str, int]
 
     n log n for regions of equal stride.
     """
+    left = [_MOST_STEPS]
     spaces = defaultdict(list)
     for region in regions:
         spaces[region.memory].append(region)
     for members in spaces.values():
         for cluster in _clusters(members):
-            clash = _first_in_cluster(cluster, written)
+            clash = _first_in_cluster(cluster, written, left)
             if clash is not None:
                 return clash
     return None
@@ -43,8 +44,13 @@ def _clusters(regions: Iterable[Region]) -> Iterable[list[Region]]:
         yield cluster
 
 
-def _first_in_cluster(cluster: list[Region], written: Collection[tuple[str, int]]) -> tuple[Region, Region] | None:
-    """Regions of one stride are disjoint if they are so modulo the stride; only the others are compared in pairs."""
+def _first_in_cluster(
+    cluster: list[Region], written: Collection[tuple[str, int]], left: list[int]
+) -> tuple[Region, Region] | None:
+    """Regions of one stride are disjoint if they are so modulo the stride; only the others are compared in pairs.
+
+    `left[0]`: the steps that may still be made. PairingError when they are used up: a peer says what the regions are.
+    """
     if len(cluster) == 1:
         return None
     strides = defaultdict(list)
@@ -57,7 +63,8 @@ def _first_in_cluster(cluster: list[Region], written: Collection[tuple[str, int]
             rivals += members
         for one, other in itertools.product(members, rivals):
             matters = one.key in written or other.key in written
-            if matters and one is not other and _share_a_byte(one, other):
+            _step(left, 1, one, other)
+            if matters and one is not other and _share_a_byte(one, other, left):
                 return one, other
     return None
 
@@ -68,7 +75,7 @@ def _apart_on_circle(members: list[Region], stride: int) -> bool:
     return all(here + size <= there for (here, size), (there, _) in itertools.pairwise(arcs))
 
 
-def _share_a_byte(a: Region, b: Region) -> bool:
+def _share_a_byte(a: Region, b: Region, left: list[int]) -> bool:
     """Whether page i of a meets page j of b for some i, j.
 
     Where the spans of both meet, a page of a at offset r behind the begin of a page of b, modulo b's stride, meets that
@@ -88,10 +95,17 @@ def _share_a_byte(a: Region, b: Region) -> bool:
     if last - first + 1 >= b_stride // divisor:
         rest = offset % divisor
         return rest < b.page_bytes or b_stride - divisor + rest + a.page_bytes > b_stride
-    if last - first + 1 > _MOST_STEPS:
-        raise PairingError(f"{a} and {b}: their strides {a_stride} and {b_stride} are too odd to be told apart")
+    _step(left, max(0, last - first + 1), a, b)
     return any(
         (offset + i * a_stride) % b_stride < b.page_bytes
         or (offset + i * a_stride) % b_stride + a.page_bytes > b_stride
         for i in range(last - first + 1)
     )
+
+
+def _step(left: list[int], steps: int, a: Region, b: Region) -> None:
+    left[0] -= steps
+    if left[0] < 0:
+        raise PairingError(
+            f"{a} and {b}: their strides {a.page_stride} and {b.page_stride} are too odd to be told apart"
+        )

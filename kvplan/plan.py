@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array as packed
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import torch
 
 from . import backend, ops
 from . import explain as _explain
-from .errors import PlanError
+from .errors import PlanError, shown
 from .layout import Layout, Memory
 from .refusal import refusal
 
@@ -289,8 +290,9 @@ def _for_others(named: Mapping[Any, Any], space: str) -> Any:
 
 
 def _unknown_space(pairing: Pairing, given: Mapping[Any, Any], what: str) -> PlanError:
-    unknown = sorted(repr(space) for space in given if space not in pairing.dst_spaces)
-    return PlanError(f"{what} names {', '.join(unknown)}; the destination has the spaces {pairing.dst.spaces}")
+    unknown = sorted(shown(space) for space in given if space not in pairing.dst_spaces)
+    named = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+    return PlanError(f"{what} names {named}; the destination has the spaces {pairing.dst.spaces}")
 
 
 def _check_one_numbering(pairing: Pairing, named: Any) -> None:
@@ -317,9 +319,9 @@ def _check_one_meaning(pairing: Pairing, named: Any) -> None:
 
 def _position(value: Any, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise PlanError(f"{what} must be an integer, not {value!r}")
+        raise PlanError(f"{what} must be an integer, not {shown(value)}")
     if not 0 <= value < 1 << 62:
-        raise PlanError(f"{what} is {value}; it must be 0 or more and below 2**62")
+        raise PlanError(f"{what} is {shown(int(value))}; it must be 0 or more and below 2**62")
     return int(value)
 
 
@@ -364,9 +366,33 @@ def _moved(ids: np.ndarray, device: torch.device) -> torch.Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+# What JSON has beside numbers. NumPy would make strings of all ids, as long as the longest, where one is a string.
+_NO_IDS = frozenset({bool, type(None), str, bytes, list, tuple, dict})
+
+
 def _from_sequence(pages: Any, what: str) -> np.ndarray:
+    if isinstance(pages, (list, tuple)):
+        try:
+            ids = np.array(packed("q", pages), np.int64)  # integers, and nothing else
+        except (TypeError, OverflowError):
+            _refuse_no_ids(pages, what)
+        else:
+            # A bool passes for 0 or 1, and so only these need a look.
+            if any(type(pages[place]) is bool for place in np.flatnonzero(ids.view(np.uint64) <= 1)):
+                _refuse_no_ids(pages, what)
+            return ids
     try:
-        array = np.asarray(pages)
-    except (ValueError, OverflowError) as error:
+        ids = np.asarray(pages)
+    except (ValueError, OverflowError, TypeError) as error:
         raise PlanError(f"{what} is no list of page ids: {error}") from None
-    return _NO_PAGES if array.size == 0 and array.ndim == 1 else array
+    return _NO_PAGES if ids.size == 0 and ids.ndim == 1 else ids
+
+
+def _refuse_no_ids(pages: Sequence[Any], what: str) -> None:
+    """PlanError for the first that is no number at all."""
+    place = next((place for place, page in enumerate(pages) if type(page) in _NO_IDS), -1)
+    if place >= 0:
+        raise PlanError(
+            f"{what} is no list of page ids, which are integers: at position {place} is {shown(pages[place])} "
+            f"({type(pages[place]).__name__})"
+        )

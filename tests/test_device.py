@@ -80,3 +80,18 @@ def test_execute_takes_a_plan_that_nobody_has_read():
     plan = planner.run()
     kvplan.execute(plan)
     assert plan._read is None and torch.equal(dst[[7, 8, 1]], src[[5, 6, 2]])
+
+
+def test_an_engine_reads_a_plan_and_refuses_a_refused_one():
+    src, dst = torch.arange(8 * 4).view(8, 4), torch.zeros(9, 4, dtype=torch.int64)
+    layouts = [kvplan.Layout([kvplan.Region.from_tensor(pool, "kv", layer=0)], page_size=4) for pool in (src, dst)]
+    source, targets = torch.tensor([5, 6, 2]), torch.tensor([7, 8, 1])
+    planner = kvplan.pair(*layouts).planner([Request(source, targets)], device="cpu")
+    with kvplan.engines.LocalEngine() as prefill, kvplan.engines.LocalEngine() as decode:
+        prefill.register(layouts[0])
+        decode.register(layouts[1])
+        prefill.submit(planner.run(), decode.session).wait(timeout=10)
+        assert torch.equal(dst[targets], src[source])
+        targets[2] = 7
+        with pytest.raises(PlanError, match="destination page 7 is given twice, at positions 0 and 2"):
+            prefill.submit(planner.run(), decode.session)

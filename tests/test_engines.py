@@ -68,6 +68,46 @@ def test_session_alone_is_enough_for_a_plan_that_knows_its_destination(sides):
         sides.engine.submit(plan, sides.peer.layout)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [None, 5, 1.5, True, [], {}, ["127.0.0.1:80"], "", "\ud800", "127.0.0.1:80\n", "a b\x00", "é:80", "\x1b[2J:1"],
+)
+def test_what_is_no_session_is_refused_before_the_engine_sees_it(sides, said):
+    with pytest.raises(ValueError, match="session"):
+        sides.engine.submit(sides.plan(1)[0], engines.Peer(said, sides.peer.layout))
+    if isinstance(said, str):
+        with pytest.raises(ValueError, match="session"):
+            sides.engine.submit(sides.plan(1)[0], said)
+    with pytest.raises(TypeError, match=r"must be a Layout, not a dict; see Layout\.from_dict"):
+        engines.Peer(sides.peer.session, sides.peer.layout.to_dict())
+    assert sides.engine.sizes == []
+
+
+@pytest.mark.parametrize("said", ["127.0.0.1", "127.0.0.1:0", "127.0.0.1:65536", "127.0.0.1:99999999999", "a:b", ":1"])
+def test_mooncake_sessions_are_hosts_with_ports(said):
+    engine = object.__new__(engines.MooncakeEngine)
+    with pytest.raises(ValueError, match="host:port"):
+        engine._check_session(said)
+    for right in ("127.0.0.1:1", "[fe80::1%eth0]:65535", "decode-3.cluster_a:17000"):
+        engine._check_session(right)
+
+
+def test_a_peer_may_declare_all_memory_there_is(sides):
+    """2**64 bytes, one more than a size can say, in one region or in two that overlap."""
+    half = 1 << 63
+    for regions in (
+        [Region("kv", 0, 0, 1 << 62, 4)],
+        [Region("kv", 0, 0, half - 1, 2), Region("kv", 1, half, half - 1, 1), Region("kv", 2, (1 << 64) - 4, 4, 1)],
+    ):
+        peer = engines.Peer(sides.peer.session, Layout(regions, page_size=1))
+        src = sides.layout.by_key["kv", 0]
+        with pytest.raises(PlanError, match="source 0x0, 64 bytes of DRAM"):
+            sides.engine.submit(table_plan((0, 1 << 40, 64)), peer)
+        with pytest.raises(PlanError, match="destination 0xfffffffffffffffe, 64 bytes"):
+            sides.engine.submit(table_plan((src.base, (1 << 64) - 2, 64)), peer)
+    assert sides.engine.sizes == []
+
+
 def test_long_plan_goes_in_chunks(sides):
     plan, wanted = sides.plan(PAGES)
     assert len(plan) > 8000  # 3000 in one call already kill the path to a peer in Mooncake 0.3.13

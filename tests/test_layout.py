@@ -128,12 +128,68 @@ def test_round_trip():
         lambda d: d | {"regions": d["regions"] * 2},
         lambda d: d | {"replica": [2, 2]},
         lambda d: d | {"replica": "01"},
+        lambda d: d | {"replica": None},
+        lambda d: d | {"regions": [d["regions"][0] | {"memory": None}]},
+        lambda d: d | {"regions": [d["regions"][0] | {"memory": ["DRAM", True]}]},
+        lambda d: d | {"regions": [d["regions"][0] | {"space": None}]},
+        lambda d: d | {"regions": [d["regions"][0] | {"layer": True}]},
+        lambda d: d | {"regions": [d["regions"][0] | {"layer": float("nan")}]},
     ],
 )
 def test_what_a_peer_sends_is_checked(spoil):
     data = Layout([region()], page_size=16).to_dict()
     with pytest.raises(LayoutError):
         Layout.from_dict(spoil(data))
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+FIELDS = [*Layout([region()], page_size=16).to_dict()["regions"][0]]
+
+
+@pytest.mark.parametrize("place", ["page_size", "replica", "regions", "surprise", *FIELDS])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        10**5000,  # more digits than Python prints
+        -(1 << 100_000),
+        nested(5000),  # deeper than Python recurses
+        {"a": nested(5000)},
+        [nested(5000), "x" * 1_000_000],
+        float("inf"),
+        "x" * 1_000_000,
+        "\ud800",  # cannot be printed
+        "kv\x1b[2J\n",
+        "",
+    ],
+    ids=lambda bad: type(bad).__name__,
+)
+def test_what_cannot_be_shown_is_refused_in_a_short_message(place, bad):
+    data = Layout([region()], page_size=16).to_dict()
+    (data if place in (*data, "surprise") else data["regions"][0])[place] = bad
+    with pytest.raises(LayoutError) as caught:
+        Layout.from_dict(data)
+    assert len(str(caught.value)) < 600 and str(caught.value).isprintable()
+
+
+def test_refusals_name_region_and_field():
+    data = Layout([region(), region(layer=1)], page_size=16).to_dict()
+    for field, bad, told in (
+        ("heads", [0, "x", 2], "layout region number 1: heads stop must be an integer, not 'x'"),
+        ("memory", None, "layout region number 1: memory must be a list of 2, not None"),
+        ("base", 1.0, "layout region number 1: region kv layer 1: base must be an integer, not 1.0"),
+        ("x" * 500, 1, f"layout region number 1: missing fields .., unknown fields .'{'x' * 80}'... of 500 characters"),
+    ):
+        spoiled = {**data, "regions": [data["regions"][0], data["regions"][1] | {field: bad}]}
+        with pytest.raises(LayoutError, match=told):
+            Layout.from_dict(spoiled)
+    with pytest.raises(LayoutError, match=r"unknown fields \[('\d+', ){5}\.\.\.\]"):
+        Layout.from_dict({**data, **{str(n): n for n in range(10_000)}})
 
 
 def test_from_tensor_reads_everything_off():

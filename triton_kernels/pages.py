@@ -62,7 +62,7 @@ def page_indices_kernel(
     first = tl.load(slots + row * stride + first_at, mask=given, other=-1).to(tl.int64)
     begins = at == first_at
     id = tl.where(slot >= 0, slot // page_size, -1)
-    good = tl.where(begins, (slot >= 0) & (slot == id * page_size), slot - first == at - first_at)
+    good = tl.where(begins, (slot >= 0) & (slot == id * page_size), (slot >= first) & (slot - first == at - first_at))
     worst = tl.min(tl.where(given & ~good, at, NEVER))
     tl.atomic_min(bad + request, worst.to(tl.uint64), mask=inside & (worst != NEVER))
     tl.store(bad + request, (row * 0 + NO_ROW).to(tl.uint64), mask=~inside)

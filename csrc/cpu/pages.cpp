@@ -18,9 +18,9 @@ int64_t page_indices(const PageList& slots, int64_t page_size, int64_t* pages) {
       const int64_t stop = std::min(start + page_size, slots.size);
       bool good = first >= 0 && first % page_size == 0;
       if (!good) bad = start;
-      for (int64_t i = start; i < stop; ++i) good &= ids[i] - first == i - start;
+      for (int64_t i = start; i < stop; ++i) good &= follows(ids[i], first, i - start);
       for (int64_t i = start; !good && bad < 0; ++i)
-        if (ids[i] - first != i - start) bad = i;
+        if (!follows(ids[i], first, i - start)) bad = i;
     }
     return bad;
   });

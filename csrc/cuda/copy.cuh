@@ -92,7 +92,7 @@ KVPLAN_KERNEL_OF(4) kvplan_copy(const CopyArgs args) {
   const int64_t warp = grid_thread() / 32, each = args.share[0], more = args.share[1];
   int64_t tile = warp * each + (warp < more ? warp : more);
   const int64_t end = tile + each + (warp < more);
-  if (tile >= end || warp >= args.warps) return;
+  if (tile >= end) return;
   int64_t at = 0;
   for (int64_t high = n; high - at > 1;) {
     const int64_t middle = at + (high - at) / 2;

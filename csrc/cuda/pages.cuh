@@ -21,7 +21,7 @@ KVPLAN_KERNEL kvplan_page_indices(const PageArgs args) {
       const int64_t base = row * args.stride;
       const int64_t slot = id_at(args.slots, args.wide, base + at);
       const int64_t first = at == first_at ? slot : id_at(args.slots, args.wide, base + first_at);
-      const bool good = at == first_at ? slot >= 0 && slot % size == 0 : slot - first == at - first_at;
+      const bool good = at == first_at ? slot >= 0 && slot % size == 0 : follows(slot, first, at - first_at);
       if (!good) atomic_min(args.bad + request, static_cast<uint64_t>(at));
       if (slot >= 0) id = slot / size;
     }

@@ -147,12 +147,18 @@ def pages(rng: random.Random) -> str:
         name: values.value(rng, 1) if rng.randrange(4) == 0 else usual
         for name, usual in (("src_start", 0), ("dst_start", None), ("num_tokens", None))
     }
-    with bounded(0):
+    with bounded((_count(here) + _count(there)) * 64 // A_REGION):  # 64 bytes an id
         plan = refused(lambda: _PAIRING.plan(here, there, **times), PlanError)
     if plan is None:
         return "refused"
     check(plan, Spans([_SRC]), Spans([_DST]))
     return "planned"
+
+
+def _count(lists: Any) -> int:
+    """Ids in a page list, or in all of several."""
+    held = lists.values() if isinstance(lists, dict) else [lists]
+    return sum(len(ids) for ids in held if isinstance(ids, list))
 
 
 def session(rng: random.Random) -> str:

@@ -128,7 +128,7 @@ def spoiled(rng: random.Random, data: Any) -> Any:
             if not isinstance(holder[at], (list, dict)) and not isinstance(other[its], (list, dict)):
                 holder[at], other[its] = other[its], holder[at]
         case 6:
-            if isinstance(holder, list):
+            if isinstance(holder, list) and len(holder) < 50:
                 holder *= rng.choice([0, 2, 50_000])
         case 7:
             holder[at] = [holder[at]]

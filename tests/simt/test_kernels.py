@@ -109,7 +109,8 @@ def test_the_first_bad_page_is_told_and_nothing_is_written(emulator, seed):
     pages = job.pages.clone()
     for _ in range(draw.randrange(1, 6)):
         place = draw.randrange(len(pages))
-        pages[place] = draw.choice([-1, 1 << 40, int(pages[draw.randrange(len(pages))])])
+        limit = 4 * 60 + 7
+        pages[place] = draw.choice([-1, limit, 1 << 40, int(pages[draw.randrange(len(pages))])])
     job = job.with_pages(pages)
     table, info = job.expected()
     untouched, _ = job.outputs()
@@ -165,11 +166,40 @@ def test_more_pieces_than_the_job_has_words(emulator):
 
 
 def test_sums_past_any_memory_are_refused(emulator):
-    runs, indptr = torch.tensor([[0] * 3000, [0] * 3000, [1 << 40] * 3000]), torch.tensor([0, 3000])
-    entries = torch.tensor([[0, 3, 0, 3, 1, 0]] * 3000)  # a descriptor a pair
+    """2^40 pairs a run, 2^11 runs, 2^11 entries: in 62 bits the sum of all would be none."""
+    runs, indptr = torch.tensor([[0] * 2048, [0] * 2048, [1 << 40] * 2048]), torch.tensor([0, 2048])
+    entries = torch.tensor([[0, 3, 0, 3, 1, 0]] * 2048)  # a descriptor a pair
     table, count = torch.full((3, 9), 99), torch.full((1,), 99)
-    emulator.call("expand", 1, entries, 3000, runs, 3000, indptr, torch.ones(1, 2).long(), 1, table, 9, count)
+    emulator.call("expand", 1, entries, 2048, runs, 2048, indptr, torch.ones(1, 2).long(), 1, table, 9, count)
     assert count > 1 << 40 and not table.any()
+
+
+def test_one_bad_entry_of_many_is_told(emulator):
+    """The block that finds it may be early or late: the others must go on whole, or not at all."""
+    runs, indptr, steps = torch.tensor([[5], [2], [3]]), torch.tensor([0, 1]), torch.ones(1, 2).long()
+    for seed in range(20):
+        entries = torch.tensor([[1 << 30, 8, 1 << 40, 8, 8, 0]] * 5000)
+        entries[random.Random(seed).randrange(5000), 5] = 1
+        table, count = torch.full((3, 9), 99), torch.full((1,), 99)
+        emulator.call("expand", seed, entries, 5000, runs, 1, indptr, steps, 1, table, 9, count)
+        assert count.tolist() == [-1] and not table.any()
+
+
+@pytest.mark.parametrize("word", range(ops.SIZES + 2))
+def test_sizes_of_another_job_are_refused(emulator, word):
+    """Whichever word differs; the last two are the number of segments and the length of the tables."""
+    job = large_job(5, 2, scattered=True, rows=False)
+    sizes, segments, words = torch.tensor(job.sizes), job.segments, len(job.tables)
+    if word < ops.SIZES:
+        sizes[word] += 1
+    elif word == ops.SIZES:
+        segments += 1
+    else:
+        words -= 1
+    table, untouched = job.outputs()[0], job.outputs()[0]
+    info = torch.full((6 + segments * int(sizes[0]),), 77)
+    emulator.call("plan", 1, job.tables, words, job.job, sizes, job.pages, False, table, table.shape[1], info, segments)
+    assert info.tolist() == [13] + [0] * (len(info) - 1) and torch.equal(table, untouched)
 
 
 def test_runs_without_a_group_are_refused(emulator):
@@ -306,6 +336,16 @@ def test_page_indices(emulator, length, size, seed):
     )  # fmt: skip
     good = want[1] == -1
     assert torch.equal(got[1], want[1]) and torch.equal(got[0][good], want[0][good])
+
+
+@pytest.mark.parametrize("slots", [[(1 << 63) - 1, -(1 << 63)], [0, -(1 << 63)], [-(1 << 63), (1 << 63) - 1]])
+def test_slots_at_the_ends_of_64_bits_do_not_follow(emulator, slots):
+    given = torch.tensor(slots)
+    want = ops.page_indices(given, 2)
+    assert want[1].item() == (0 if slots[0] % 2 or slots[0] < 0 else 1)
+    got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
+    emulator.call("page_indices", 1, given, True, 0, 1, 2, None, None, 1, 2, *got)
+    assert torch.equal(got[1], want[1])
 
 
 # -------------------------------------------------------------------------------------------------------------- copy
