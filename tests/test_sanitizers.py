@@ -140,9 +140,9 @@ MISTAKES = {
     "run end": ("cpu/runs.cpp", "while (k < pairs.count &&", "while (k <= pairs.count &&", BEHIND),
     "table end": ("cpu/descriptors.cpp", "i < n; ++i) out[i] = value", "i <= n; ++i) out[i] = value", BEHIND),
     "difference": (
-        "cpu/pages.cpp",
-        "static_cast<uint64_t>(ids[i]) - static_cast<uint64_t>(first)",
-        "static_cast<uint64_t>(ids[i] - first)",
+        "arith.h",
+        "static_cast<uint64_t>(slot) - static_cast<uint64_t>(first)",
+        "static_cast<uint64_t>(slot - first)",
         "signed integer overflow",
     ),
 }
