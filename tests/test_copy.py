@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from moved import moved_copy
 
 from kvplan import Layout, Memory, Plan, PlanError, Region, Segment, execute, ops, pair
 
@@ -48,3 +49,15 @@ def test_a_count_past_the_table_is_refused(count):
 def test_a_table_of_the_wrong_form_is_refused():
     with pytest.raises(RuntimeError, match=r"\[3, N\]"):
         ops.copy_(torch.zeros(4, 3, dtype=torch.int64))
+
+
+def test_tensors_that_have_been_moved():
+    table, read, written, homes, after = moved_copy()
+    ops.copy_(table, read=read, written=written, homes=homes)
+    for tensor, wanted in zip([*read, *written], after, strict=True):
+        assert torch.equal(tensor, wanted)
+
+
+def test_homes_must_be_of_all_tensors():
+    with pytest.raises(RuntimeError, match="an address for each tensor"):
+        ops.copy_(torch.zeros(3, 0, dtype=torch.int64), read=[torch.zeros(3)], homes=[1, 2])

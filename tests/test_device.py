@@ -36,6 +36,27 @@ def test_plans_are_those_of_the_cpu(cluster):
         assert (got.total_bytes, got.lists()) == (want.total_bytes, want.lists())
 
 
+def test_many_requests():
+    made = pairing()
+    requests = [Request([k, k + 1, 8 - k], {"host": [3 * k + j for j in range(3)], "device": [k, 8 - k, k + 3]})
+                for k in (0, 1, 2)]  # fmt: skip
+    requests[1:1] = [Request([], {"host": [], "device": []})]
+    want, got = made.plan_batch(requests), made.planner(requests, device="cpu").run()
+    assert (got.lists(), got.offsets, got.segments) == (want.lists(), want.offsets, want.segments)
+    assert [got.request(k).lists() for k in range(4)] == [want.request(k).lists() for k in range(4)]
+    assert len(made.planner([], device="cpu").run()) == 0
+
+
+def test_the_count_is_that_of_the_last_run():
+    src, targets = torch.tensor([1, 5, 3]), torch.tensor([0, 2, 4])
+    planner = pairing().planner([Request(src, {"host": targets, "device": targets})], device="cpu")
+    plan = planner.run()
+    assert int(plan.count) == 6
+    src.copy_(torch.tensor([1, 2, 3])), targets.copy_(torch.tensor([4, 5, 6]))
+    planner.run()
+    assert int(plan.count) == 2  # a graph that copies by it goes with the replay
+
+
 def test_a_run_reads_the_lists_anew():
     src, host, device = torch.tensor([1, 2, 7]), torch.tensor([0, 1, 2]), torch.tensor([8, 7, 6])
     made = pairing()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import kvplan
 from kvplan import Heads, Interleave, Layout, Memory, PlanError, Region, Request, pair
 
 SRC = Layout([Region("c4", 0, 1 << 20, 100, 16), Region("idx", 0, 1 << 24, 10, 16, memory=Memory.VRAM(0))], page_size=4)
@@ -338,3 +339,26 @@ def test_the_op_itself_never_reads_beyond_what_it_is_given(spoil):
     tables, windows = spoil(ONE.tables, [0, 1, 1, 1, 0, -1, -1])
     with pytest.raises(RuntimeError):
         torch.ops.kvplan.plan(tables, torch.tensor([1, 2]), windows)
+
+
+@pytest.mark.parametrize("side", ["src", "dst"])
+def test_strides_past_32_bits(side):
+    """Indices alone are small: the product is what must not be cut."""
+    strides = {"src": 64, "dst": 64, side: (5 << 32) + 64}
+    layouts = [
+        Layout([Region("kv", 0, base, 64, 9, page_stride=strides[name])], page_size=4)
+        for name, base in (("src", 1 << 40), ("dst", 1 << 50))
+    ]
+    src, dst, nbytes = pair(*layouts).plan([7, 2], [1, 8]).lists()
+    assert src == [(1 << 40) + page * strides["src"] for page in (7, 2)]
+    assert dst == [(1 << 50) + page * strides["dst"] for page in (1, 8)] and nbytes == [64, 64]
+
+
+@pytest.mark.parametrize(("pages", "layers"), [((1 << 40) + 1, 1), ((1 << 39) + 1, 2)])
+def test_more_descriptors_than_any_memory_holds_are_refused(pages, layers):
+    layout = Layout([Region("kv", k, 1 << 20, 1, 1 << 42, page_stride=2) for k in range(layers)], page_size=1)
+    other = Layout(
+        [Region("kv", k, (1 << 50) + k * (1 << 45), 1, 1 << 42, page_stride=2) for k in range(layers)], page_size=1
+    )
+    _, status = kvplan.ops.prepare(pair(layout, other).tables, [0, pages, 0, pages, 0, -1, -1], pages)
+    assert status[0] == 11

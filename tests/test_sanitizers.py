@@ -164,7 +164,7 @@ def test_mistakes_in_the_sources_are_seen(mistake, tmp_path):
         "-g1",
         "-DKVPLAN_NO_CLONES",
         *FLAGS,
-        f"-I{source.parents[1]}",
+        f"-I{tmp_path / 'csrc'}",
         HERE / "core.cpp",
     ]
     done = subprocess.run([*build, "-o", program], capture_output=True, text=True, timeout=LIMIT)

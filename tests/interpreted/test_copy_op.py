@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from moved import moved_copy
 
 from kvplan import triton_kernels
 
@@ -69,3 +70,10 @@ def test_count():
         Places(rows, 3).check(room=7, count=count, moved=moved)
     Places([], 0).check()
     Places([0, 0], 0).check()
+
+
+def test_tensors_that_have_been_moved():
+    table, read, written, homes, after = moved_copy()
+    triton_kernels.copy_(table, None, read, written, homes)
+    for tensor, wanted in zip([*read, *written], after, strict=True):
+        assert torch.equal(tensor, wanted)
