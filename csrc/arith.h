@@ -50,11 +50,15 @@ KVPLAN_HD uint64_t address(uint64_t base, int64_t index, int64_t stride) {
   return base + static_cast<uint64_t>(index) * static_cast<uint64_t>(stride);
 }
 
-// Where an address lies now. The first that holds it counts.
-KVPLAN_HD uint64_t relocated(const Moved* moved, int64_t count, uint64_t at) {
-  for (int64_t i = 0; i < count; ++i)
-    if (at - moved[i].home < moved[i].nbytes) return moved[i].now + (at - moved[i].home);
-  return at;
+// Where [at, at + nbytes) lies now; false where only its beginning has been moved. The first that holds `at` counts.
+KVPLAN_HD bool relocate(const Moved* moved, int64_t count, uint64_t nbytes, uint64_t* at) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint64_t offset = *at - moved[i].home;
+    if (offset >= moved[i].nbytes) continue;
+    *at = moved[i].now + offset;
+    return nbytes <= moved[i].nbytes - offset;
+  }
+  return true;
 }
 
 KVPLAN_HD Steps steps_of(const Group& group) { return {group.src.row_step, group.dst.row_step}; }

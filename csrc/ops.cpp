@@ -125,16 +125,20 @@ bool belongs(const Tables& tables, const Tensor& tensor, int64_t num_pages) {
 }
 
 void plan_(const Tensor& tables_tensor, const Tensor& job_tensor, const Tensor& pages,
-           const std::vector<int64_t>& /* sizes: for devices, that cannot read the job's own */, const Tensor& table,
-           const Tensor& info) {
+           const std::vector<int64_t>& sizes, const Tensor& table, const Tensor& info) {
   const Tables tables = read_tables(tables_tensor);
   const cpu::PageList list = page_list(pages, "pages");
   check_table(table, "table");
   int64_t words;
   auto* out = rows<int64_t>(info, "info", &words);
+  STD_TORCH_CHECK(static_cast<int64_t>(sizes.size()) == words_of<JobSize>(), "sizes must be the first ",
+                  words_of<JobSize>(), " words of the job");
+  STD_TORCH_CHECK(reinterpret_cast<const JobSize*>(sizes.data())->pages == list.size,
+                  "sizes, job and pages do not belong together");
   Job job{};
   Status status{Code::kJob};
-  if (belongs(tables, job_tensor, list.size)) {
+  if (belongs(tables, job_tensor, list.size) &&
+      std::equal(sizes.begin(), sizes.end(), static_cast<const int64_t*>(job_tensor.data_ptr()))) {
     job = view_job(static_cast<const int64_t*>(job_tensor.data_ptr()));
     status = {};
   }
@@ -228,7 +232,7 @@ std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, con
     std::array<int64_t, 2> highest{0, 0};
     for (int64_t i = 0; i < part.size; ++i) {
       int64_t src, dst;
-      STD_TORCH_CHECK(part.count[i] > 0 && add(part.pairs, part.count[i], &part.pairs) &&
+      STD_TORCH_CHECK(part.count[i] > 0 && part.count[i] <= kMostDescriptors && add(part.pairs, part.count[i], &part.pairs) &&
                           mul(part.count[i] - 1, step[g].src, &src) && add(part.src[i], src, &src) &&
                           mul(part.count[i] - 1, step[g].dst, &dst) && add(part.dst[i], dst, &dst),
                       "run ", cuts[g] + i, " is empty, negative or too long");
@@ -269,14 +273,19 @@ void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::v
   const auto* out = static_cast<const uint64_t*>(table.data_ptr());
   const int64_t room = table.size(1);
   int64_t n = room, words = 1;
-  if (count) n = *rows<const int64_t>(*count, "count", &words);
-  STD_TORCH_CHECK(words == 1 && n >= 0 && n <= room, "count must be one number, from 0 to the table's ", room);
+  const int64_t* given = count ? rows<const int64_t>(*count, "count", &words) : &room;
+  STD_TORCH_CHECK(words == 1 && *given >= 0 && *given <= room, "count must be one number, from 0 to the table's ", room);
+  n = *given;
   const std::vector<Moved> sources = moved_sources(read, written, homes);
   const std::vector<Moved> targets = moved_from(written, homes.data() + read.size());
   if (sources.empty() && targets.empty()) return cpu::copy(out, out + room, out + 2 * room, n);
   std::vector<uint64_t> src(out, out + n), dst(out + room, out + room + n);
-  for (uint64_t& at : src) at = relocated(sources.data(), static_cast<int64_t>(sources.size()), at);
-  for (uint64_t& at : dst) at = relocated(targets.data(), static_cast<int64_t>(targets.size()), at);
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t nbytes = out[2 * room + i];
+    STD_TORCH_CHECK(relocate(sources.data(), static_cast<int64_t>(sources.size()), nbytes, &src[static_cast<size_t>(i)]) &&
+                        relocate(targets.data(), static_cast<int64_t>(targets.size()), nbytes, &dst[static_cast<size_t>(i)]),
+                    "descriptor ", i, " begins in a tensor that has been moved, and ends outside of it");
+  }
   cpu::copy(src.data(), dst.data(), out + 2 * room, n);
 }
 

@@ -25,7 +25,7 @@ void* current_stream(int32_t device) {
 // What launch.h asks of a device: the one that a tensor lies on, with its current stream.
 class Device {
  public:
-  explicit Device(const Tensor& tensor) : index_(tensor.get_device()), guard_(index_), stream_(current_stream(index_)) {
+  explicit Device(const Tensor& tensor) : index_(index_of(tensor)), guard_(index_), stream_(current_stream(index_)) {
     cuda::prepare(index_);
   }
 
@@ -60,6 +60,11 @@ class Device {
   }
 
  private:
+  static int32_t index_of(const Tensor& tensor) {
+    STD_TORCH_CHECK(tensor.is_cuda(), "all tensors but a result in pinned memory must be on one CUDA device");
+    return tensor.get_device();
+  }
+
   struct Guard {
     explicit Guard(int32_t device) { TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(device, &handle)); }
     ~Guard() { aoti_torch_delete_device_guard(handle); }

@@ -93,6 +93,8 @@ _MISSING = (
 def _choose_gpu(known: Facts) -> Choice:
     forced = known.forced if known.forced in GPU_BACKENDS else None
     if known.gpu is None:
+        if forced is not None:
+            raise ValueError(f"{VARIABLE} is {forced!r}, but torch {torch.__version__} sees no GPU")
         return Choice("gpu", None, f"torch {torch.__version__} sees no GPU")
     lacking = {
         "cuda": None if known.fatbin else "no nvcc was there when kvplan was built",
@@ -124,6 +126,22 @@ def chosen() -> tuple[Choice, Choice]:
 
     assert _choices is not None, ops
     return _choices
+
+
+def check_in_use(name: str, device_type: str) -> None:
+    """That a back end asked for by name is the one in use for tensors of a device.
+
+    Raises:
+        ValueError: it is not; says how to have it.
+    """
+    if name not in GPU_BACKENDS + CPU_BACKENDS:
+        raise ValueError(f"backend is {name!r}; it must be one of {', '.join(GPU_BACKENDS + CPU_BACKENDS)}")
+    choice = chosen()[device_type != "cpu"]
+    if choice.name != name:
+        raise ValueError(
+            f"backend is {name!r}, but {device_type} tensors are served by {choice.name!r} ({choice.why}); set "
+            f"{VARIABLE}={name} before kvplan is imported"
+        )
 
 
 def register(extension: Path) -> None:

@@ -28,7 +28,7 @@ class Case:
     dst: Layout
     src_pages: Any
     dst_pages: Any
-    window: dict[str, int]
+    window: dict[str, Any]
     allow_unsent: tuple[str, ...]
     data: dict[str, Any]
 

@@ -30,8 +30,8 @@ def execute(plan: Plan) -> None:
             raise PlanError(f"the plan was made on {plan.device}, and moves memory of {device}")
         if device is None and plan.device.type != "cpu":
             device = plan.device  # pinned memory to pinned memory
-        table = plan.device_table
-        ops.copy_(table if device is None else table.to(device, non_blocking=True), plan.count)
+        table, count = plan.on_current_stream()
+        ops.copy_(table if device is None else table.to(device, non_blocking=True), count)
         return
     device = _device_of([(part.src_memory, part.dst_memory) for part in plan.segments])
     table = plan.table.contiguous()

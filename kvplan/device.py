@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ class Planner:
     """Requests of fixed lengths and positions to one peer, planned on a GPU as often as wanted.
 
     `Pairing.planner` makes one. Capture `run` into a CUDA graph after a first run outside of it; each replay then plans
-    the page ids that the given tensors hold by then. All work is on the current stream, and nothing waits for it.
+    the page ids that the given tensors hold by then; so the planner must live as long as the graph. All work is on the
+    current stream, and nothing waits for it.
 
     Attributes:
         table: int64 [3, most], on the device or in pinned memory: room for every descriptor there can be.
@@ -41,6 +42,9 @@ class Planner:
         self.windows = windows
         self.requests = requests
         self.device = device
+        for ids in lists:
+            if ids.device != device:
+                raise PlanError(f"page ids are on {ids.device}, and the plan is to be made on {device}")
         self._lists = list(lists) or [torch.empty(0, dtype=torch.int64, device=device)]
         job, status = ops.prepare(pairing.tables, windows, sum(len(ids) for ids in lists))
         facts = status.tolist()
@@ -49,6 +53,7 @@ class Planner:
         self._sizes: list[int] = job[: ops.SIZES].tolist()
         self._job = _moved(job, device)
         self._tables = pairing.tables_on(device)
+        self._ready = self._record() if device.type != "cpu" else None
         room = self._sizes[-1]
         gpu = device.type != "cpu"
         self.table = torch.empty(
@@ -56,6 +61,7 @@ class Planner:
         )
         words = 6 + len(pairing.segment_memories) * requests
         self.info = torch.empty(words, dtype=torch.int64, device=device)
+        self._use = torch.empty(min(room, 1), dtype=torch.int64, device=device)
         # Read by the host while the device goes on: one for each planner, written by each run.
         self._told = torch.empty(words, dtype=torch.int64, pin_memory=gpu)
 
@@ -65,17 +71,33 @@ class Planner:
         One that is returned while a graph is captured is, whenever it is read, that of the last replay on the stream
         that is current then.
         """
+        captures = self._captures()
+        if self._ready is not None and not captures:
+            self._stream().wait_event(self._ready)  # it may be another stream than the one that sent tables and job
         ids = torch.cat(self._lists) if len(self._lists) > 1 else self._lists[0]
         ops.plan_(self._tables, self._job, ids, self._sizes, self.table, self.info)
         self._told.copy_(self.info, non_blocking=True)
+        if self.table.device != self.device:
+            # Kernels write it, and torch knows nothing of that: a copy from it keeps torch from giving it away too soon.
+            self._use.copy_(self.table.view(-1)[:1], non_blocking=True)
         event = None
-        if self.device.type != "cpu" and not self._captures():
-            event = torch.get_device_module(self.device.type).Event()
-            event.record()
+        if self.device.type != "cpu" and not captures:
+            event = self._record()
         return DevicePlan(self, ids, self._told, event)
 
+    def _stream(self) -> Any:
+        return torch.get_device_module(self.device.type).current_stream(self.device)
+
+    def _record(self) -> Any:
+        event = torch.get_device_module(self.device.type).Event()
+        event.record(self._stream())  # by default it would be that of the current device
+        return event
+
     def _captures(self) -> bool:
-        return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if self.device.type != "cuda":
+            return False
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
 
 
 class DevicePlan(Plan):
@@ -89,7 +111,7 @@ class DevicePlan(Plan):
         count: int64 [1] on the device: descriptors; 0 where the request was refused.
     """
 
-    def __init__(self, planner: Planner, ids: torch.Tensor, told: torch.Tensor, event: torch.cuda.Event | None) -> None:
+    def __init__(self, planner: Planner, ids: torch.Tensor, told: torch.Tensor, event: Any) -> None:
         self.device_table = planner.table
         self.count = planner.info[-1:]
         self.device = planner.device
@@ -135,7 +157,20 @@ class DevicePlan(Plan):
         return facts
 
     def __len__(self) -> int:
-        return self._facts()[-1]
+        return self._facts()[-1] if self._read is None else self._read[0].shape[1]
+
+    def __repr__(self) -> str:
+        return f"DevicePlan(on {self.device}, not read)" if self._read is None else super().__repr__()
+
+    def on_current_stream(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(device_table, count) for work on the current stream, which waits for the plan if another stream makes it."""
+        if self._event is not None:
+            stream = torch.get_device_module(self.device.type).current_stream(self.device)
+            stream.wait_event(self._event)
+            for tensor in (self.device_table, self.count):
+                if tensor.device == self.device:
+                    tensor.record_stream(stream)
+        return self.device_table, self.count
 
     @property
     def table(self) -> torch.Tensor:  # type: ignore[override]

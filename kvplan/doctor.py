@@ -52,7 +52,7 @@ def _extension() -> Finding:
         if not ops.EXTENSION.exists():
             return Finding("compiled extension", False, f"{ops.EXTENSION.name} is missing", fix, needed=True)
         runs, cuts = ops.find_runs(*[torch.tensor([3, 4, 9])] * 2)
-    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+    except (ImportError, OSError, AttributeError, RuntimeError, ValueError) as error:
         return Finding("compiled extension", False, str(error).splitlines()[0], fix, needed=True)
     works = runs[:, : int(cuts[-1])].tolist() == [[3, 9], [3, 9], [2, 1]]
     return Finding("compiled extension", works, str(ops.EXTENSION), fix, needed=True)

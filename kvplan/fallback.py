@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from . import reference
 from .layout import Layout
-from .plan import Plan, Request, Segment, as_pages
+from .plan import Plan, Request, Segment, as_pages, gathered
 
 if TYPE_CHECKING:
     from .pairing import Pairing
@@ -24,6 +24,7 @@ def plan(pairing: Pairing, requests: Sequence[Request]) -> Plan:
     Raises:
         PlanError: a request cannot be planned whole. Two requests that write one page are not found out.
     """
+    gathered(pairing, requests)  # the form of all arguments
     found: list[list[tuple[int, int, int]]] = []
     segments, offsets = [], []
     at = 0
@@ -58,7 +59,7 @@ def _descriptors(pairing: Pairing, segment: int, request: Request) -> list[tuple
 
 
 def _lists(pages: Any, what: str) -> Any:
-    if isinstance(pages, dict):
+    if isinstance(pages, Mapping):
         return {space: as_pages(ids, f"{what}[{space!r}]") for space, ids in pages.items()}
     return as_pages(pages, what)
 

@@ -24,14 +24,14 @@ _DYNAMIC = (*_TAGS, torch.Tag.dynamic_output_shape)
 _SCHEMAS = {
     "plan(Tensor tables, Tensor pages, int[] windows) -> (Tensor table, Tensor info)": _DYNAMIC,
     "prepare(Tensor tables, int[] windows, int num_pages) -> (Tensor job, Tensor status)": _DYNAMIC,
-    "plan_(Tensor tables, Tensor job, Tensor pages, int[] sizes, Tensor(a!) table, Tensor(b!) info) -> ()": _TAGS,
-    "page_indices(Tensor slots, int page_size, Tensor? rows=None, Tensor? lengths=None)"
+    "plan_(Tensor tables, Tensor job, Tensor pages, SymInt[] sizes, Tensor(a!) table, Tensor(b!) info) -> ()": _TAGS,
+    "page_indices(Tensor slots, SymInt page_size, Tensor? rows=None, Tensor? lengths=None)"
     " -> (Tensor pages, Tensor bad)": _TAGS,
     "check_pages(Tensor pages, int limit, bool distinct) -> Tensor": _TAGS,
     "find_runs(Tensor src, Tensor dst, Tensor? indptr=None) -> (Tensor runs, Tensor run_indptr)": _TAGS,
-    "expand(Tensor entries, Tensor runs, Tensor indptr, Tensor steps, int capacity)"
+    "expand(Tensor entries, Tensor runs, Tensor indptr, Tensor steps, SymInt capacity)"
     " -> (Tensor table, Tensor count)": _TAGS,
-    "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written, int[] homes) -> ()": _TAGS,
+    "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written, SymInt[] homes) -> ()": _TAGS,
     "load_kernels(Tensor image) -> ()": _TAGS,
 }
 
@@ -231,7 +231,8 @@ def copy_(
 
     Raises:
         ValueError: while compiling, `homes` is not given.
-        RuntimeError: on a GPU, more than 64 of the tensors have been moved.
+        RuntimeError: on a GPU, more than 64 of the tensors have been moved. On the CPU, a descriptor begins in a tensor
+            that has been moved and ends outside of it; on a GPU such a one moves nothing.
     """
     if homes is None:
         if torch.compiler.is_compiling() and (read or written):

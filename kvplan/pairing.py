@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from . import backend as _backend
 from . import explain as _explain
 from . import plan as _plan
 from .errors import PairingError
@@ -246,15 +247,22 @@ class Pairing:
         parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 6 * sizes[2], sizes[3] + 1])
         self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
         self.spaces, self.bounds = parts[2].view(-1, 6), parts[3]
-        self._tables_on: dict[torch.device, torch.Tensor] = {}
+        self._tables_on: dict[torch.device, tuple[torch.Tensor, torch.Event]] = {}
 
     def tables_on(self, device: torch.device) -> torch.Tensor:
         """`tables` on a device: copied there once."""
         if device.type == "cpu":
             return self.tables
+        module = torch.get_device_module(device.type)
+        stream = module.current_stream(device)
         if device not in self._tables_on:
-            self._tables_on[device] = self.tables.pin_memory().to(device, non_blocking=True)
-        return self._tables_on[device]
+            tables, event = self.tables.pin_memory().to(device, non_blocking=True), module.Event()
+            event.record(stream)
+            self._tables_on[device] = (tables, event)
+        tables, event = self._tables_on[device]
+        if not event.query():
+            stream.wait_event(event)  # another stream may be copying them
+        return tables
 
     def _spaces(self) -> list[tuple[int, ...]]:
         table = []
@@ -310,6 +318,7 @@ class Pairing:
         src_start: int = 0,
         dst_start: int | None = None,
         num_tokens: int | None = None,
+        backend: str | None = None,
     ) -> _plan.Plan:
         """The transfer plan of one request, or of one chunk of it.
 
@@ -325,17 +334,24 @@ class Pairing:
                 rounded up to its own page. When given, dst_pages is the request's list from dst_start on and must
                 cover what is sent.
             num_tokens: valid tokens from src_start on; by default all that src_pages covers.
+            backend: one that must do it, or fail (see kvplan/backend.py). "reference" always can, slowly.
 
         Returns:
             Plan: complete; an empty one where this rank owes the peer nothing.
 
         Raises:
             PlanError: the request cannot be planned whole. Names region, space, position and value.
+            ValueError: `backend` is not the one in use.
         """
-        return _plan.make(self, src_pages, dst_pages, src_start, dst_start, num_tokens)
+        return _plan.make(self, src_pages, dst_pages, src_start, dst_start, num_tokens, backend)
 
     def planner(
-        self, requests: Iterable[_plan.Request], *, device: torch.device | str | None = None, pinned: bool = False
+        self,
+        requests: Iterable[_plan.Request],
+        *,
+        device: torch.device | str | None = None,
+        pinned: bool = False,
+        backend: str | None = None,
     ) -> Planner:
         """Plan requests on a GPU more than once, as with CUDA graphs, or straight into pinned memory for an engine.
 
@@ -343,21 +359,26 @@ class Pairing:
             requests: as `plan_batch` takes them. Lists on the GPU are read anew by each run; others are copied there.
             device: by default where the lists are.
             pinned: whether the table is pinned host memory, which the kernels write themselves.
+            backend: as for `plan`.
 
         Raises:
             PlanError: lengths or positions do not fit; or no list is on a GPU, and no device is given.
+            ValueError: `backend` is not the one in use.
         """
         gather, count = _plan.gathered(self, requests)
         where = gather.device if device is None else torch.empty(0, device=device).device  # with its index
         if where is None:
             raise _plan.PlanError("no list is on a GPU: say on which device to plan")
+        if backend is not None:
+            _backend.check_in_use(backend, where.type)
         return gather.planner(count, where, pinned)
 
-    def plan_batch(self, requests: Iterable[_plan.Request]) -> _plan.Plan:
+    def plan_batch(self, requests: Iterable[_plan.Request], *, backend: str | None = None) -> _plan.Plan:
         """One plan for many requests (or chunks) to this peer, in one op call.
 
         Args:
             requests: `kvplan.Request`s, whose fields are the arguments of `plan`. No two may write one page.
+            backend: as for `plan`.
 
         Returns:
             Plan: by segment, then request, then entry, then position; `Plan.offsets` says where each request lies, and
@@ -366,4 +387,4 @@ class Pairing:
         Raises:
             PlanError: as `plan`, with the number of the request.
         """
-        return _plan.make_batch(self, requests)
+        return _plan.make_batch(self, requests, backend)

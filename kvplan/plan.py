@@ -143,22 +143,28 @@ class Plan:
 
 
 def make(
-    pairing: Pairing, src_pages: Any, dst_pages: Any, src_start: int, dst_start: int | None, num_tokens: int | None
+    pairing: Pairing,
+    src_pages: Any,
+    dst_pages: Any,
+    src_start: int,
+    dst_start: int | None,
+    num_tokens: int | None,
+    by: str | None,
 ) -> Plan:
     """`Pairing.plan`: see there."""
-    if _BY_ORACLE:
+    if by == "reference" or (_BY_ORACLE and by is None):
         return _oracle(pairing, [Request(src_pages, dst_pages, src_start, dst_start, num_tokens)])
     gather = Gather(pairing)
     gather.add(src_pages, dst_pages, src_start, dst_start, num_tokens)
-    return gather.plan(1)
+    return gather.plan(1, by)
 
 
-def make_batch(pairing: Pairing, requests: Iterable[Request]) -> Plan:
+def make_batch(pairing: Pairing, requests: Iterable[Request], by: str | None) -> Plan:
     """`Pairing.plan_batch`: see there."""
-    if _BY_ORACLE:
+    if by == "reference" or (_BY_ORACLE and by is None):
         return _oracle(pairing, list(requests))
     gather, count = gathered(pairing, requests)
-    return gather.plan(count)
+    return gather.plan(count, by)
 
 
 def _oracle(pairing: Pairing, requests: list[Request]) -> Plan:
@@ -236,8 +242,10 @@ class Gather:
         self.size += count
         return offset, count
 
-    def plan(self, requests: int) -> Plan:
-        """The plan of all `requests` gathered; PlanError for one that is refused."""
+    def plan(self, requests: int, by: str | None = None) -> Plan:
+        """The plan of all `requests` gathered, by a back end; PlanError for one that is refused."""
+        if by is not None:
+            backend.check_in_use(by, "cpu" if self.device is None else self.device.type)
         if self.device is not None:
             return self.planner(requests, self.device, pinned=False).run()
         pairing = self.pairing

@@ -77,11 +77,21 @@ def refusal(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: 
 def _first_place(
     pairing: Pairing, page: int, pages: np.ndarray, windows: Sequence[int], request: int, space: int
 ) -> str:
-    """Where a destination page was given first; names the request where it is another one."""
-    for earlier in range(request + 1):
-        at = 7 * (earlier * len(pairing.space_names) + space)
-        offset, count = windows[at + 2 : at + 4]
-        places = np.flatnonzero(pages[offset : offset + count] == page)
+    """Where a destination page was given first: in the same list, or where an earlier request writes it."""
+    spaces = len(pairing.space_names)
+    _, src_tokens, _, _, dst_tokens, _ = pairing.spaces[space].tolist()
+    at = 7 * (request * spaces + space)
+    offset, count = windows[at + 2 : at + 4]
+    places = np.flatnonzero(pages[offset : offset + count] == page)
+    if len(places) > 1:
+        return f"{places[0]}"
+    for earlier in range(request):
+        at = 7 * (earlier * spaces + space)
+        _, src_count, offset, count, src_start, dst_start, num_tokens = windows[at : at + 7]
+        sent = num_tokens if num_tokens >= 0 else src_count * src_tokens
+        ahead = src_start - dst_start if dst_start >= 0 else 0
+        first, stop = ahead // dst_tokens, -(-(ahead + sent) // dst_tokens) if sent else 0
+        places = np.flatnonzero(pages[offset + first : offset + min(stop, count)] == page)
         if len(places):
-            return f"{places[0]}" if earlier == request else f"{places[0]} of request {earlier}"
-    raise AssertionError("a page that is there twice has a first place")
+            return f"{first + places[0]} of request {earlier}"
+    return "unknown"  # the ids have changed since they were checked

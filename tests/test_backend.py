@@ -54,11 +54,44 @@ def test_choice(changes, cpu, gpu, why):
         ({"forced": "cupy", "cupy": False}, "'cupy', but CuPy is not installed"),
         ({"forced": "cuda", "gpu": "hip"}, "'cuda', but this GPU is not NVIDIA's"),
         ({"forced": "cpu", "extension": False}, "'cpu', but the compiled extension"),
+        ({"forced": "triton", "gpu": None}, "'triton', but torch .* sees no GPU"),
     ],
 )
 def test_what_cannot_be_forced_is_refused(changes, text):
     with pytest.raises(ValueError, match=text):
         choose(facts(**changes))
+
+
+def test_an_argument_names_the_back_end_or_fails():
+    layout = kvplan.Layout([kvplan.Region("kv", 0, 1 << 20, 64, 9)], page_size=4)
+    pairing = kvplan.pair(layout, layout)
+    want = pairing.plan([1, 2, 7], [3, 4, 5]).lists()
+    for name in ("cpu", "reference"):
+        assert pairing.plan([1, 2, 7], [3, 4, 5], backend=name).lists() == want
+        assert pairing.plan_batch([kvplan.Request([1, 2, 7], [3, 4, 5])], backend=name).lists() == want
+    for name, text in (("triton", "served by 'cpu' .* set KVPLAN_BACKEND=triton"), ("fpga", "must be one of")):
+        with pytest.raises(ValueError, match=text):
+            pairing.plan([1], [2], backend=name)
+        with pytest.raises(ValueError, match=text):
+            pairing.planner([kvplan.Request([1], [2])], device="cpu", backend=name)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (([True, 1], [1, 2]), PlanError),
+        (([1], [2], 1 << 70), PlanError),
+        (([1], {"nowhere": [1]}), PlanError),
+        (([1.5], [2]), PlanError),
+    ],
+)
+def test_the_oracle_refuses_what_the_others_do(arguments, error):
+    layout = kvplan.Layout([kvplan.Region("kv", 0, 1 << 20, 64, 9)], page_size=4)
+    for name in ("cpu", "reference"):
+        with pytest.raises(error):
+            kvplan.pair(layout, layout).plan_batch([kvplan.Request(*arguments)], backend=name)
+        with pytest.raises(TypeError, match=r"not a kvplan\.Request"):
+            kvplan.pair(layout, layout).plan_batch([arguments], backend=name)
 
 
 def test_the_choice_in_use_is_told():

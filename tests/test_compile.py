@@ -67,10 +67,10 @@ def send(slots, job, sizes, tables, pool, homes, dst_ids, table, info):
 def test_the_whole_path_compiles_without_a_break(compiler, dynamic):
     torch._dynamo.reset()
     compiled = torch.compile(send, fullgraph=True, dynamic=dynamic, backend=compiler)
-    for pages in (2, 3, 5):
-        src, dst = torch.randint(0, 99, (12, 4)), torch.zeros(12, 4, dtype=torch.int64)
+    for pages in range(2, 12) if dynamic else (2, 3, 5):  # more sizes than a compiler would make graphs for
+        src, dst = torch.randint(0, 99, (24, 4)), torch.zeros(24, 4, dtype=torch.int64)
         layouts = [kvplan.Layout([kvplan.Region.from_tensor(pool, "kv", layer=0)], page_size=4) for pool in (src, dst)]
-        ids = np.random.default_rng(pages).permutation(12)[:pages]
+        ids = np.random.default_rng(pages).permutation(24)[:pages]
         targets = torch.arange(pages) * 2
         job = job_of(kvplan.pair(*layouts), [kvplan.Request(ids, targets)])
         table, info = job.outputs()

@@ -61,3 +61,18 @@ def test_tensors_that_have_been_moved():
 def test_homes_must_be_of_all_tensors():
     with pytest.raises(RuntimeError, match="an address for each tensor"):
         ops.copy_(torch.zeros(3, 0, dtype=torch.int64), read=[torch.zeros(3)], homes=[1, 2])
+
+
+def test_a_count_of_no_words_is_refused():
+    with pytest.raises(RuntimeError, match="count must be one number"):
+        ops.copy_(torch.zeros(3, 0, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+
+
+def test_a_descriptor_that_leaves_a_moved_tensor_is_refused():
+    src, dst = torch.arange(64, dtype=torch.uint8), torch.zeros(64, dtype=torch.uint8)
+    home = 1 << 40
+    for row in ([home + 32, dst.data_ptr(), 33], [src.data_ptr(), home + 32, 33]):
+        homes = [home, dst.data_ptr()] if row[0] == home + 32 else [src.data_ptr(), home]
+        with pytest.raises(RuntimeError, match="descriptor 0 begins in a tensor that has been moved, and ends outside"):
+            ops.copy_(torch.tensor([row]).T.contiguous(), read=[src], written=[dst], homes=homes)
+    assert not dst.any()

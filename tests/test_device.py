@@ -116,3 +116,21 @@ def test_an_engine_reads_a_plan_and_refuses_a_refused_one():
         targets[2] = 7
         with pytest.raises(PlanError, match="destination page 7 is given twice, at positions 0 and 2"):
             prefill.submit(planner.run(), decode.session)
+
+
+def test_a_page_that_two_requests_write_is_told_where_it_is_written():
+    """The list of request 0 holds page 9 too, but for what it does not write."""
+    layout = kvplan.Layout([kvplan.Region("kv", 0, 1 << 20, 64, 19)], page_size=4)
+    requests = [Request([1], [9, 1], src_start=4, dst_start=0), Request([2], [9], dst_start=0),
+                Request([3], [9], dst_start=0)]  # fmt: skip
+    made = kvplan.pair(layout, layout)
+    for refused in (lambda: made.plan_batch(requests), lambda: made.planner(requests, device="cpu").run().wait()):
+        with pytest.raises(PlanError, match="page 9 is given twice, at positions 0 of request 1 and 0"):
+            refused()
+
+
+def test_lists_on_another_device_are_refused():
+    made = pairing()
+    meta = torch.empty(1, dtype=torch.int64, device="meta")
+    with pytest.raises(PlanError, match="page ids are on meta, and the plan is to be made on cpu"):
+        made.planner([Request(meta, {"host": meta, "device": meta})], device="cpu")

@@ -141,15 +141,19 @@ def relocated(
         moved = [(tensor, home) for tensor, home in tensors if signed(tensor.data_ptr()) != home and tensor.numel()]
         if not moved:
             continue
-        before = table[row]
+        before, nbytes = table[row], table[2].clone()
         after = before.clone()
         for tensor, home in reversed(moved):  # the first that holds an address counts
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             offset = before - home  # as unsigned, below the size: neither negative nor past it
-            inside = (offset >= 0) & (offset < (last + 1) * tensor.element_size())
+            size = (last + 1) * tensor.element_size()
+            inside = (offset >= 0) & (offset < size)
             after = torch.where(inside, offset + signed(tensor.data_ptr()), after)
+            # What begins inside and ends outside is not moved; but another tensor of that home may hold it whole.
+            fits = (table[2] >= 0) & (table[2] <= size - offset)
+            nbytes = torch.where(inside, torch.where(fits, table[2], 0), nbytes)
         table = table.clone()
-        table[row] = after
+        table[row], table[2] = after, nbytes
     return table
 
 

@@ -39,6 +39,7 @@ class Builder {
         if (status.code != Code::kOk) return status;
       }
       add_checks(space);
+      if (wraps_) return {Code::kOverflow, 0, space, 0, 0};
     }
     std::vector<int64_t> pairs_per_group(static_cast<size_t>(tables_.size.num_groups), 0);
     for (int64_t request = 0; request < requests_; ++request) {
@@ -76,8 +77,8 @@ class Builder {
     const Space& limits = tables_.spaces[space];
     const int64_t limit = code == Code::kSrcRange ? limits.src_limit : limits.dst_limit;
     checks_.push_back({places_, offset, static_cast<int64_t>(code), limit, scope, request, space, position});
-    places_ += count;
-    if (code == Code::kDstTwice) hashed_ += count;
+    wraps_ = wraps_ || !kvplan::add(places_, count, &places_);
+    if (code == Code::kDstTwice) hashed_ += count;  // of places, so no more
   }
 
   // No list may hold a page twice. Nor may two requests write one; but their lists may both hold pages that are not
@@ -124,6 +125,7 @@ class Builder {
   std::vector<List> lists_;
   std::vector<Check> checks_;
   int64_t pairs_ = 0, places_ = 0, hashed_ = 0, scopes_ = 0;
+  bool wraps_ = false;  // places pass int64
 };
 
 }  // namespace

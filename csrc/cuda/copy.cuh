@@ -107,13 +107,14 @@ KVPLAN_KERNEL_OF(4) kvplan_copy(const CopyArgs args) {
     // At most so much at a time that 32 bits count it.
     int64_t stop = next < end ? next : end;
     if (stop - tile > kMostTiles) stop = tile + kMostTiles;
+    const uint64_t nbytes = args.table[2 * args.room + at];
+    uint64_t src = args.table[at], dst = args.table[args.room + at];
+    const bool whole = relocate(args.moved, args.num_read, nbytes, &src) &&
+                       relocate(args.moved + args.num_read, args.num_written, nbytes, &dst);
     const uint64_t skipped = static_cast<uint64_t>(tile - args.tile_starts[at]) * kCopyTile;
-    const uint64_t left = args.table[2 * args.room + at] - skipped;
-    const uint64_t most = static_cast<uint64_t>(stop - tile) * kCopyTile;
-    const uint64_t src = relocated(args.moved, args.num_read, args.table[at]);
-    const uint64_t dst = relocated(args.moved + args.num_read, args.num_written, args.table[args.room + at]);
-    copy_range(src + skipped, dst + skipped, static_cast<uint32_t>(left < most ? left : most), lane);
+    const uint64_t left = nbytes - skipped, most = static_cast<uint64_t>(stop - tile) * kCopyTile;
     tile = stop;
+    if (whole) copy_range(src + skipped, dst + skipped, static_cast<uint32_t>(left < most ? left : most), lane);
   }
 }
 

@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.gpu, needs_device]
 SIZE = 16  # tokens a page
 
 
-def stages(slots, entries, steps, src, dst, capacity: int):
+def stages(slots, entries, steps, src, dst, homes, capacity: int):
     """Slots to bytes moved. Reads `dst` before and after: a copy that is dropped or reordered shows."""
     before = dst.sum(dtype=torch.int64)
     pages, bad = ops.page_indices(slots, SIZE)
     runs, indptr = ops.find_runs(pages[0], pages[1])
     table, count = ops.expand(entries, runs, indptr, steps, capacity)
-    ops.copy_(table, count, read=[src], written=[dst])
+    ops.copy_(table, count, read=[src], written=[dst], homes=homes)
     return before, bad, pages, runs, indptr, count, dst.clone()
 
 
@@ -34,12 +34,7 @@ def inputs(count: int, seed: int):
     return slots, ids, src, dst
 
 
-# A copy declares what it writes, and writes by address. A compiler that hands it a clone of that instead breaks it:
-# aot_eager always does, inductor where the old bytes are used afterwards.
-CLONES = pytest.param("aot_eager", marks=pytest.mark.xfail(reason="the compiler hands the op a clone", strict=False))
-
-
-@pytest.mark.parametrize("compiler", [CLONES, "inductor"])
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_all_stages(dynamic, compiler):
     torch._dynamo.reset()
@@ -51,7 +46,8 @@ def test_all_stages(dynamic, compiler):
         want[ids[1]] = src[ids[0]]
         src, dst = there(src), there(dst)
         entries = torch.tensor([[src.data_ptr(), 24, dst.data_ptr(), 24, 24, 0]])
-        got = compiled(there(slots), there(entries), there(steps), src, dst, count)
+        homes = [src.data_ptr(), dst.data_ptr()]
+        got = compiled(there(slots), there(entries), there(steps), src, dst, homes, count)
         finish()
         runs, indptr = ops.find_runs(ids[0].contiguous(), ids[1].contiguous())
         same(got, (before, torch.tensor([-1, -1]), ids, runs, indptr, indptr[-1:], want))

@@ -399,6 +399,9 @@ def test_copies_follow_tensors_that_have_been_moved(emulator):
     after[81:86], after[88:96], after[100:104] = memory[23:28], memory[40:48], memory[0:4]
     emulator.call("copy", 1, table, 3, None, moved, 2, 1)
     assert torch.equal(memory, after)
+    table[:, 1] = torch.tensor([homes[0] + 18, _signed(homes[2] + 30), 3])  # ends behind the tensor: not moved
+    emulator.call("copy", 2, table, 3, None, moved, 2, 1)
+    assert torch.equal(memory, after)
 
 
 def _signed(word):
