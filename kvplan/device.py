@@ -78,7 +78,7 @@ class Planner:
         ops.plan_(self._tables, self._job, ids, self._sizes, self.table, self.info)
         self._told.copy_(self.info, non_blocking=True)
         if self.table.device != self.device:
-            # Kernels write it, and torch knows nothing of that: a copy from it keeps torch from giving it away too soon.
+            # Kernels write it, and torch knows nothing of that: a copy from it keeps torch from giving it away early.
             self._use.copy_(self.table.view(-1)[:1], non_blocking=True)
         event = None
         if self.device.type != "cpu" and not captures:
