@@ -24,8 +24,8 @@ class TransferError(RuntimeError):
         peer: session of the peer, or None.
         failed: range of descriptor numbers, in plan order, that did not surely arrive; or None where nothing was sent.
         code: what the engine returned, or None.
-        settled: True when no write of this transfer can still be outstanding, False when one may be, None when that
-            cannot be known. Until it is True the pages on both sides must be neither reused nor freed.
+        settled: True when it is known that no write of this transfer can still be outstanding, False when one may be
+            (see `Transfer.settle`). Until it is True the pages on both sides must be neither reused nor freed.
     """
 
     def __init__(

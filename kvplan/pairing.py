@@ -366,7 +366,10 @@ class Pairing:
             ValueError: `backend` is not the one in use.
         """
         gather, count = _plan.gathered(self, requests)
-        where = gather.device if device is None else torch.empty(0, device=device).device  # with its index
+        try:
+            where = gather.device if device is None else torch.empty(0, device=device).device  # with its index
+        except (AssertionError, RuntimeError) as error:
+            raise _plan.PlanError(f"cannot plan on {device}: {str(error).splitlines()[0]}") from None
         if where is None:
             raise _plan.PlanError("no list is on a GPU: say on which device to plan")
         if backend is not None:

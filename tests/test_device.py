@@ -134,3 +134,9 @@ def test_lists_on_another_device_are_refused():
     meta = torch.empty(1, dtype=torch.int64, device="meta")
     with pytest.raises(PlanError, match="page ids are on meta, and the plan is to be made on cpu"):
         made.planner([Request(meta, {"host": meta, "device": meta})], device="cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_device_that_is_not_here_is_refused():
+    with pytest.raises(PlanError, match="cannot plan on cuda: "):
+        pairing().planner([Request([1], {"host": [1], "device": [3]})], device="cuda")

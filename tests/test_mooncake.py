@@ -144,3 +144,10 @@ def test_missing_package_or_library_says_what_to_install(monkeypatch, tmp_path):
             monkeypatch.delitem(sys.modules, name, raising=False)
         with pytest.raises(ImportError, match=f"{library}.*{advice}"):
             engines.MooncakeEngine()
+
+
+@pytest.mark.parametrize("protocol", ["TCP", "foo", ""])
+def test_another_protocol_is_refused(protocol):
+    """Mooncake would take it, and use TCP without the limit that TCP needs."""
+    with pytest.raises(ValueError, match="must be 'tcp' or 'rdma'"):
+        engines.MooncakeEngine("127.0.0.1", protocol=protocol)

@@ -91,6 +91,8 @@ class Engine(abc.ABC):
     _notifies: ClassVar[bool] = False
     # and what holds for a transfer that may still be under way.
     _unsettled: str = "The engine may still read and write its pages."
+    # The same for one that was only given up.
+    _going_on: str = "The engine goes on with what it has of it: it may still read and write its pages."
 
     def __init__(self, *, max_in_flight: int | None = None) -> None:
         if max_in_flight is not None and max_in_flight < 1:

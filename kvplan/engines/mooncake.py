@@ -38,7 +38,7 @@ class MooncakeEngine(Engine):
     Args:
         hostname: address of this machine that peers can reach, without a port. (The engine itself listens on all
             addresses.)
-        protocol: "tcp", "rdma", or what else the installed build knows.
+        protocol: "tcp" or "rdma". Mooncake takes any other word too, and may quietly use TCP; so others are refused.
         device: names of RDMA devices, separated by commas; "" lets the engine choose.
         max_in_flight: descriptors with the engine at once for one peer. Default 1024 over TCP, the most that it bears;
             else 8192, so that a transfer that is given up stops soon.
@@ -47,7 +47,7 @@ class MooncakeEngine(Engine):
     Raises:
         ImportError: the package, or a library that it needs, is missing; the message says what to install.
         RuntimeError: the engine did not initialize.
-        ValueError: max_in_flight or calls is out of range.
+        ValueError: protocol, max_in_flight or calls is none that there is.
     """
 
     # A call that fails leaves the rest of its descriptors in the engine's queue for that peer. They are sent all the
@@ -72,6 +72,8 @@ class MooncakeEngine(Engine):
         max_in_flight: int | None = None,
         calls: str = "sync",
     ) -> None:
+        if protocol not in ("tcp", "rdma"):
+            raise ValueError(f"protocol is {protocol!r}; it must be 'tcp' or 'rdma'")
         tcp = protocol == "tcp"
         limit = (_TCP_LIMIT if tcp else _OTHER_LIMIT) if max_in_flight is None else max_in_flight
         super().__init__(max_in_flight=limit)

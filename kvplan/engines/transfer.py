@@ -188,7 +188,9 @@ class Transfer:
         if self.descriptors > self._sent:
             told += f", {_numbers(self._sent, self.descriptors)} were never sent"
         settled = self._is_settled
-        advice = _SETTLED if settled else f"{self._engine._unsettled} {_HANDS_OFF}."
+        goes_on = self._failure is None or self._finished is not None  # nothing has failed but our patience
+        unsettled = self._engine._going_on if goes_on else self._engine._unsettled
+        advice = _SETTLED if settled else f"{unsettled} {_HANDS_OFF}."
         failed = range(self._arrived, self.descriptors) if self._last is not None else None
         timed_out = self._failure is None and self._given_up is not None and self._given_up.startswith("not done")
         kind = TransferTimeout if timed_out else TransferError
