@@ -50,6 +50,20 @@ KVPLAN_HD uint64_t address(uint64_t base, int64_t index, int64_t stride) {
   return base + static_cast<uint64_t>(index) * static_cast<uint64_t>(stride);
 }
 
+// Number of the last row in [low, high) whose first(row) is not above `place`. Rows rise, and row `low` is taken to begin
+// at or before it, unseen.
+template <class First>
+KVPLAN_HD int64_t last_not_above(int64_t low, int64_t high, int64_t place, First first) {
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (first(middle) <= place)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 // Where [at, at + nbytes) lies now; false where only its beginning has been moved. The first that holds `at` counts.
 KVPLAN_HD bool relocate(const Moved* moved, int64_t count, uint64_t nbytes, uint64_t* at) {
   for (int64_t i = 0; i < count; ++i) {

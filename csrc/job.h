@@ -45,6 +45,11 @@ struct Job {
   const Check* checks;
 };
 
+// Words of a job's tensor.
+KVPLAN_HD int64_t job_words(const JobSize& size) {
+  return words_of<JobSize>() + words_of<List>() * (size.lists + 1) + words_of<Check>() * (size.checks + 1);
+}
+
 KVPLAN_HD Job view_job(const int64_t* words) {
   Job job;
   job.size = *reinterpret_cast<const JobSize*>(words);
@@ -56,15 +61,7 @@ KVPLAN_HD Job view_job(const int64_t* words) {
 // Number of the last of n rows whose `first` is not above `place`. Rows rise; row 0 begins at 0.
 template <class Row>
 KVPLAN_HD int64_t row_with(const Row* rows, int64_t n, int64_t place) {
-  int64_t low = 0, high = n;  // rows[low].first <= place < rows[high].first
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (rows[middle].first <= place)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+  return last_not_above(0, n, place, [&](int64_t row) { return rows[row].first; });
 }
 
 // Which piece is number `piece` of the table: pieces are ordered by segment, request, entry.
@@ -73,18 +70,11 @@ struct PieceName {
 };
 
 KVPLAN_HD PieceName name_piece(const int64_t* bounds, int64_t segments, int64_t requests, int64_t piece) {
-  int64_t low = 0, high = segments;
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (bounds[middle] * requests <= piece)
-      low = middle;
-    else
-      high = middle;
-  }
-  const int64_t entries = bounds[low + 1] - bounds[low];
-  const int64_t rest = piece - bounds[low] * requests;
+  const int64_t segment = last_not_above(0, segments, piece, [&](int64_t s) { return bounds[s] * requests; });
+  const int64_t first = bounds[segment], entries = bounds[segment + 1] - first;
+  const int64_t rest = piece - first * requests;
   const int64_t request = quotient(rest, entries);
-  return {low, request, bounds[low] + rest - request * entries};
+  return {segment, request, first + rest - request * entries};
 }
 
 // Position of pair k of a list on one side: which place of its page list, and which row of the page.

@@ -120,8 +120,7 @@ bool belongs(const Tables& tables, const Tensor& tensor, int64_t num_pages) {
   for (const int64_t count : {size.requests, size.lists, size.checks})
     if (count < 0 || count > words) return false;
   return size.lists == size.requests * tables.size.num_groups && size.pieces == size.requests * tables.size.num_entries &&
-         size.pages == num_pages &&
-         words == words_of<JobSize>() + words_of<List>() * (size.lists + 1) + words_of<Check>() * (size.checks + 1);
+         size.pages == num_pages && words == job_words(size);
 }
 
 void plan_(const Tensor& tables_tensor, const Tensor& job_tensor, const Tensor& pages,

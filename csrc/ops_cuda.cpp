@@ -101,9 +101,9 @@ void plan_(const Tensor& tables, const Tensor& job, const Tensor& pages, const s
   device.check_here(job, "job");
   check_table(table, "table");
   cuda::PlanInput in{};
-  int64_t job_words, info_words;
+  int64_t given, info_words;
   in.tables = rows<const int64_t>(tables, "tables", &in.tables_words);
-  in.job = rows<const int64_t>(job, "job", &job_words);
+  in.job = rows<const int64_t>(job, "job", &given);
   rows<int64_t>(info, "info", &info_words);
   in.wide = check_ids(pages, "pages");
   in.pages = pages.data_ptr();
@@ -113,8 +113,7 @@ void plan_(const Tensor& tables, const Tensor& job, const Tensor& pages, const s
   for (const int64_t size : sizes)
     STD_TORCH_CHECK(size >= 0 && size <= kMostDescriptors, "sizes are not those of a job");
   STD_TORCH_CHECK(in.size.pages == pages.numel() && in.tables_words >= words_of<Header>() &&
-                      job_words == words_of<JobSize>() + words_of<List>() * (in.size.lists + 1) +
-                                       words_of<Check>() * (in.size.checks + 1),
+                      given == job_words(in.size),
                   "sizes, job and pages do not belong together");
   constexpr int64_t kFacts = 6;  // five words of status, and where the last descriptor ends
   const int64_t cuts = info_words - kFacts;

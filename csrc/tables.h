@@ -23,6 +23,12 @@ struct Tables {
   const int64_t* bounds;
 };
 
+// Words of the tensor of tables of these sizes.
+KVPLAN_HD int64_t table_words(const Header& size) {
+  return words_of<Header>() + words_of<Entry>() * size.num_entries + words_of<Group>() * size.num_groups +
+         words_of<Space>() * size.num_spaces + size.num_segments + 1;
+}
+
 KVPLAN_HD Tables view_tables(const int64_t* words) {
   Tables tables;
   tables.size = *reinterpret_cast<const Header*>(words);
@@ -39,9 +45,7 @@ inline const char* fault_in_sizes(const int64_t* words, int64_t count) {
   const Header& size = *reinterpret_cast<const Header*>(words);
   for (const int64_t rows : {size.num_entries, size.num_groups, size.num_spaces, size.num_segments})
     if (rows < 0 || rows > count) return "tables have a bad header";
-  const int64_t wanted = words_of<Header>() + words_of<Entry>() * size.num_entries + words_of<Group>() * size.num_groups +
-                         words_of<Space>() * size.num_spaces + size.num_segments + 1;
-  return count == wanted ? nullptr : "tables do not have the length their header says";
+  return count == table_words(size) ? nullptr : "tables do not have the length their header says";
 }
 
 // The row arithmetic of a group must agree with the tokens by which its lists are checked.

@@ -127,3 +127,13 @@ def random_cuts(n: int, lists: int, seed: int) -> torch.Tensor:
     """An indptr of so many lists over n pairs, some of them empty."""
     draw = random.Random(seed)
     return torch.tensor([0, *sorted(draw.randrange(n + 1) for _ in range(lists - 1)), n])
+
+
+def random_entries(groups: int, seed: int) -> torch.Tensor:
+    """int64 [E, 6] for `ops.expand`: none, few, or more than a tile."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(draw.choice([0, 1, 5, 1100])):
+        stride = draw.choice([8, 24, 40])
+        rows.append((draw.randrange(1 << 50), stride, draw.randrange(1 << 50), stride, 8, draw.randrange(groups)))
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)

@@ -15,33 +15,18 @@ __device__ __forceinline__ int64_t tiles_of(uint64_t nbytes) {
   return static_cast<int64_t>(nbytes / kCopyTile + (nbytes % kCopyTile != 0));
 }
 
-// Divided once, here: in the copy kernel a 64-bit division would cost it registers.
-__device__ __forceinline__ void end_tiles(const CopyArgs& args, int64_t n, int64_t tiles) {
-  args.tile_starts[n] = tiles;
-  args.share[0] = quotient(tiles, args.warps);
-  args.share[1] = tiles - args.share[0] * args.warps;
-}
-
 KVPLAN_KERNEL kvplan_tiles(const CopyArgs args) {
   const int64_t n = descriptors_of(args);
   const uint64_t* const nbytes = args.table + 2 * args.room;
-  const int64_t tiles = n == 0 ? 1 : ceil_div(n, kTile);
-  for (int64_t tile = take_tile(args.scan); tile < tiles; tile = take_tile(args.scan)) {
-    const int64_t first = tile * kTile + static_cast<int64_t>(threadIdx.x) * kItems;
-    int64_t counts[kItems], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      counts[i] = first + i < n ? tiles_of(nbytes[first + i]) : 0;
-      sum += counts[i];
-    }
-    int64_t before = scan_exclusive(args.scan, tile, sum);
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (first + i < n) args.tile_starts[first + i] = before;
-      before += counts[i];
-      if (first + i + 1 == n || (n == 0 && first + i == 0)) end_tiles(args, n, before);
-    }
-  }
+  place_items(
+      args.scan, n, [&](int64_t at) { return tiles_of(nbytes[at]); },
+      [&](int64_t at, int64_t before) { args.tile_starts[at] = before; },
+      [&](int64_t tiles) {
+        args.tile_starts[n] = tiles;
+        // Divided once, here: in the copy kernel a 64-bit division would cost it registers.
+        args.share[0] = quotient(tiles, args.warps);
+        args.share[1] = tiles - args.share[0] * args.warps;
+      });
 }
 
 // [src, src + nbytes) in words of one width, to which both addresses are aligned alike; the ends byte by byte.
@@ -93,11 +78,7 @@ KVPLAN_KERNEL_OF(4) kvplan_copy(const CopyArgs args) {
   int64_t tile = warp * each + (warp < more ? warp : more);
   const int64_t end = tile + each + (warp < more);
   if (tile >= end) return;
-  int64_t at = 0;
-  for (int64_t high = n; high - at > 1;) {
-    const int64_t middle = at + (high - at) / 2;
-    (args.tile_starts[middle] <= tile ? at : high) = middle;
-  }
+  int64_t at = last_not_above(0, n, tile, [&](int64_t i) { return args.tile_starts[i]; });
   while (tile < end) {
     const int64_t next = args.tile_starts[at + 1];
     if (tile == next) {

@@ -4,6 +4,11 @@
 
 namespace kvplan::cuda {
 
+// Number of the last of starts[low ... high - 1] that is not above `at`.
+__device__ __forceinline__ int64_t last_start(const int64_t* starts, int64_t low, int64_t high, int64_t at) {
+  return last_not_above(low, high, at, [&](int64_t i) { return starts[i]; });
+}
+
 // Lengths of runs -> where each begins among the pairs; and the checks that page ids need not, for runs given as they are.
 KVPLAN_KERNEL kvplan_starts(const StartArgs args) {
   const int64_t runs = args.indptr[args.groups];
@@ -12,37 +17,23 @@ KVPLAN_KERNEL kvplan_starts(const StartArgs args) {
   for (int64_t g = grid_thread(); g < args.groups; g += grid_threads())
     if (args.indptr[g] > args.indptr[g + 1] || args.steps[g].src <= 0 || args.steps[g].dst <= 0) fail();
   const int64_t total = runs < 0 || args.groups == 0 ? 0 : runs < args.runs ? runs : args.runs;
-  const int64_t tiles = total == 0 ? 1 : ceil_div(total, kTile);
-  for (int64_t tile = take_tile(args.scan); tile < tiles; tile = take_tile(args.scan)) {
-    const int64_t first = tile * kTile + static_cast<int64_t>(threadIdx.x) * kItems;
-    int64_t sum = 0;
-    for (int i = 0; i < kItems && first + i < total; ++i) {
-      const int64_t at = first + i, count = args.count[at];
-      int64_t group = 0;
-      for (int64_t high = args.groups; high - group > 1;) {
-        const int64_t middle = group + (high - group) / 2;
-        (args.indptr[middle] <= at ? group : high) = middle;
-      }
-      int64_t src, dst;
-      const Steps steps = args.steps[group];
-      if (count > 0 && count <= kMostDescriptors && mul(count - 1, steps.src, &src) && add(args.src[at], src, &src) &&
-          mul(count - 1, steps.dst, &dst) && add(args.dst[at], dst, &dst)) {
-        atomic_max(args.highest + 2 * group, static_cast<uint64_t>(src));
-        atomic_max(args.highest + 2 * group + 1, static_cast<uint64_t>(dst));
-        sum += count;
-      } else {
-        fail();
-      }
+  const auto pairs_of_run = [&](int64_t at) -> int64_t {
+    const int64_t count = args.count[at];
+    const int64_t group = last_start(args.indptr, 0, args.groups, at);
+    int64_t src, dst;
+    const Steps steps = args.steps[group];
+    if (count > 0 && count <= kMostDescriptors && mul(count - 1, steps.src, &src) && add(args.src[at], src, &src) &&
+        mul(count - 1, steps.dst, &dst) && add(args.dst[at], dst, &dst)) {
+      atomic_max(args.highest + 2 * group, static_cast<uint64_t>(src));
+      atomic_max(args.highest + 2 * group + 1, static_cast<uint64_t>(dst));
+      return count;
     }
-    int64_t before = scan_exclusive(args.scan, tile, sum);
-    for (int i = 0; i < kItems; ++i) {
-      if (first + i < total) {
-        args.start[first + i] = before;
-        before += args.count[first + i];
-      }
-      if (first + i + 1 == total || (total == 0 && first + i == 0)) args.start[total] = before;
-    }
-  }
+    fail();
+    return 0;
+  };
+  place_items(
+      args.scan, total, pairs_of_run, [&](int64_t run, int64_t before) { args.start[run] = before; },
+      [&](int64_t all) { args.start[total] = all; });
 }
 
 // What expansion reads, from tables or as given.
@@ -93,44 +84,18 @@ KVPLAN_KERNEL kvplan_pieces(const ExpandArgs args) {
   if (__syncthreads_or(*args.status != 0)) return;
   const Expansion job(args);
   const int64_t pieces = job.pieces();
-  const int64_t tiles = pieces == 0 ? 1 : ceil_div(pieces, kTile);
-  for (int64_t tile = take_tile(args.scan); tile < tiles; tile = take_tile(args.scan)) {
-    const int64_t first = tile * kTile + static_cast<int64_t>(threadIdx.x) * kItems;
-    int64_t counts[kItems], sum = 0;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      counts[i] = first + i < pieces ? count_of(job, job.name(first + i)) : 0;
-      sum += counts[i];
-    }
-    int64_t before = scan_exclusive(args.scan, tile, sum);
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      const int64_t piece = first + i;
-      if (piece < pieces) {
+  place_items(
+      args.scan, pieces, [&](int64_t piece) { return count_of(job, job.name(piece)); },
+      [&](int64_t piece, int64_t before) {
         args.starts[piece] = before;
         const PieceName name = job.name(piece);
         if (args.tables != nullptr && name.entry == job.bounds[name.segment])
           args.info[5 + name.segment * args.requests + name.request] = before;
-      }
-      before += counts[i];
-      if (piece + 1 == pieces || (pieces == 0 && piece == 0)) {
-        args.starts[pieces] = before;
-        if (args.tables != nullptr) args.info[5 + args.segments * args.requests] = before;
-      }
-    }
-  }
-}
-
-// Number of the last of starts[low ... high - 1] that is not above `at`.
-__device__ __forceinline__ int64_t last_start(const int64_t* starts, int64_t low, int64_t high, int64_t at) {
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (starts[middle] <= at)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+      },
+      [&](int64_t total) {
+        args.starts[pieces] = total;
+        if (args.tables != nullptr) args.info[5 + args.segments * args.requests] = total;
+      });
 }
 
 // Why nothing is written: what the status word says (see PlanArgs), or too little room.

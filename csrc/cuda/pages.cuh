@@ -51,9 +51,7 @@ __device__ __forceinline__ bool job_is_known(const PlanArgs& args) {
   return same && (args.size.requests == 0 || header.num_segments == args.segments) &&
          args.size.pieces == args.size.requests * header.num_entries &&
          args.size.lists == args.size.requests * header.num_groups &&
-         args.tables_words == words_of<Header>() + words_of<Entry>() * header.num_entries +
-                                  words_of<Group>() * header.num_groups + words_of<Space>() * header.num_spaces +
-                                  header.num_segments + 1;
+         args.tables_words == table_words(header);
 }
 
 // One thread a place: an id in range, or the first of its scope. Ids of a scope meet in an open hash table, whose slots

@@ -48,12 +48,7 @@ struct PairsGiven {
     return at < 0 ? 0 : at < args.pairs ? at : args.pairs;
   }
   __device__ int64_t list_of(int64_t pair) const {
-    int64_t low = 0, high = args.lists;
-    while (high - low > 1) {
-      const int64_t middle = low + (high - low) / 2;
-      (first(middle) <= pair ? low : high) = middle;
-    }
-    return low;
+    return last_not_above(0, args.lists, pair, [&](int64_t list) { return first(list); });
   }
   __device__ Steps steps(int64_t) const { return {1, 1}; }
   __device__ Pair pair(int64_t, int64_t at) const { return {args.src[at], args.dst[at]}; }

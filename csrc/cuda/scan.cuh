@@ -80,4 +80,26 @@ __device__ __forceinline__ int64_t scan_exclusive(const Scan& scan, int64_t tile
   return sums[warp] + within;
 }
 
+// Ordered starts of items from their counts: put(item, sum of the counts before it) for each, then end(sum of all), once.
+template <class Count, class Put, class End>
+__device__ __forceinline__ void place_items(const Scan& scan, int64_t items, Count count, Put put, End end) {
+  const int64_t tiles = items == 0 ? 1 : ceil_div(items, kTile);
+  for (int64_t tile = take_tile(scan); tile < tiles; tile = take_tile(scan)) {
+    const int64_t first = tile * kTile + static_cast<int64_t>(threadIdx.x) * kItems;
+    int64_t counts[kItems], sum = 0;
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      counts[i] = first + i < items ? count(first + i) : 0;
+      sum += counts[i];
+    }
+    int64_t before = scan_exclusive(scan, tile, sum);
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      if (first + i < items) put(first + i, before);
+      before += counts[i];
+      if (first + i + 1 == items || (items == 0 && first + i == 0)) end(before);
+    }
+  }
+}
+
 }  // namespace kvplan::cuda

@@ -77,16 +77,6 @@ def one_region(size: int = 8, pages: int = 100, layers: int = 1) -> kvplan.Pairi
     return kvplan.pair(src, dst)
 
 
-def entries(groups: int, seed: int) -> torch.Tensor:
-    """int64 [E, 6] for `ops.expand`: none, few, or more than a tile."""
-    draw = random.Random(seed)
-    rows = []
-    for _ in range(draw.choice([0, 1, 5, 1100])):
-        stride = draw.choice([8, 24, 40])
-        rows.append((draw.randrange(1 << 50), stride, draw.randrange(1 << 50), stride, 8, draw.randrange(groups)))
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
-
-
 def slot_table(length: int, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(slots [R, length] whose rows lie apart, rows, lengths) for `ops.page_indices`; sometimes one slot is wrong."""
     draw = random.Random(1000 * seed + length)

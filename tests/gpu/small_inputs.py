@@ -13,8 +13,8 @@ from pathlib import Path
 sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
 
 import torch
-from jobs import large_job, random_cuts, random_pairs
-from on_device import DEVICE, PLACES, Copies, entries, planned, same, slot_table, there
+from jobs import large_job, random_cuts, random_entries, random_pairs
+from on_device import DEVICE, PLACES, Copies, planned, same, slot_table, there
 from test_device_execute import Machine, on_gpu
 
 from kvplan import Request, backend, ops
@@ -40,7 +40,7 @@ def main() -> None:
             assert ops.find_runs(src, dst, there(torch.tensor(indptr)))[1][-1] == -1
     for seed in range(4):
         runs, indptr = ops.find_runs(*random_pairs(40, seed), random_cuts(40, 2, seed))
-        args = (entries(2, seed), runs, indptr, torch.tensor([[1, 1], [3, 1]]))
+        args = (random_entries(2, seed), runs, indptr, torch.tensor([[1, 1], [3, 1]]))
         room = int(ops.expand(*args, 0)[1]) + seed - 1
         same(ops.expand(*map(there, args), max(room, 0)), ops.expand(*args, max(room, 0)))
         slots, rows, lengths = slot_table(100, 16, seed)

@@ -7,14 +7,13 @@ import random
 import pytest
 import torch
 from hypothesis import given
-from jobs import job_of, jobs, large_job, random_cuts, random_pairs
+from jobs import job_of, jobs, large_job, random_cuts, random_entries, random_pairs
 from on_device import (
     BIG_SIZES,
     DRY,
     PLACES,
     SIZES,
     Copies,
-    entries,
     finish,
     needs_device,
     needs_gpu,
@@ -176,7 +175,7 @@ def test_expansion(n):
     for seed in range(6):
         groups = 1 + seed % 3
         runs, indptr = ops.find_runs(*random_pairs(n, seed), random_cuts(n, groups, seed))
-        table, steps = entries(groups, seed), torch.tensor([[1, 1], [3, 1], [3, 5]])[:groups].contiguous()
+        table, steps = random_entries(groups, seed), torch.tensor([[1, 1], [3, 1], [3, 5]])[:groups].contiguous()
         if n > 40:
             table = table[:30]
         args = (table, runs, indptr, steps)

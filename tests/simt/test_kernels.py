@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import Job, job_of, jobs, large_job, random_cuts, random_pairs
+from jobs import Job, job_of, jobs, large_job, random_cuts, random_entries, random_pairs
 from strategies import profile
 
 import kvplan
@@ -251,21 +251,12 @@ def test_a_malformed_indptr_of_pairs_is_told(emulator, indptr):
     assert cuts[-1] == -1
 
 
-def _entries(groups: int, seed: int) -> torch.Tensor:
-    draw = random.Random(seed)
-    rows = []
-    for _ in range(draw.choice([0, 1, 5, 1100])):
-        stride = draw.choice([8, 24, 40])
-        rows.append((draw.randrange(1 << 50), stride, draw.randrange(1 << 50), stride, 8, draw.randrange(groups)))
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)
-
-
 @pytest.mark.parametrize("seed", range(2 * SEEDS))
 @pytest.mark.parametrize("n", [0, 1, 40, 1024, 1500])
 def test_expansion(emulator, n, seed):
     groups = 1 + seed % 3
     runs, indptr = ops.find_runs(*random_pairs(n, seed), random_cuts(n, groups, seed))
-    entries, steps = _entries(groups, seed), torch.tensor([[1, 1], [3, 1], [3, 5]])[:groups].contiguous()
+    entries, steps = random_entries(groups, seed), torch.tensor([[1, 1], [3, 1], [3, 5]])[:groups].contiguous()
     if n > 40:
         entries = entries[:30]
     _, count = ops.expand(entries, runs, indptr, steps, 0)
