@@ -128,6 +128,11 @@ def chosen() -> tuple[Choice, Choice]:
     return _choices
 
 
+def send(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A CPU tensor on a device, without waiting: pinned first, for a copy from pageable memory may wait."""
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
 def check_in_use(name: str, device_type: str) -> None:
     """That a back end asked for by name is the one in use for tensors of a device.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from . import ops
+from . import backend, ops
 from .errors import PlanError
 from .layout import Memory
 from .plan import Plan
@@ -35,7 +35,7 @@ def execute(plan: Plan) -> None:
         return
     device = _device_of([(part.src_memory, part.dst_memory) for part in plan.segments])
     table = plan.table.contiguous()
-    ops.copy_(table if device is None else table.pin_memory().to(device, non_blocking=True))
+    ops.copy_(table if device is None else backend.send(table, device))
 
 
 def _device_of(memories: Iterable[tuple[Memory, Memory]]) -> torch.device | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from . import ops
+from . import backend, ops
 from .errors import PlanError
 from .plan import Plan, Segment, segments_of
 from .refusal import refusal
@@ -49,9 +49,9 @@ class Planner:
         job, status = ops.prepare(pairing.tables, windows, sum(len(ids) for ids in lists))
         facts = status.tolist()
         if facts[0]:
-            raise refused(pairing, facts, np.empty(0, np.int64), windows, requests)
+            raise refusal(pairing, facts, np.empty(0, np.int64), windows)
         self._sizes: list[int] = job[: ops.SIZES].tolist()
-        self._job = _moved(job, device)
+        self._job = backend.send(job, device)
         self._tables = pairing.tables_on(device)
         self._ready = self._record() if device.type != "cpu" else None
         room = self._sizes[-1]
@@ -153,7 +153,7 @@ class DevicePlan(Plan):
         facts: list[int] = self._told.tolist()
         if facts[0]:
             planner = self._planner
-            raise refused(planner.pairing, facts, self._ids.cpu().numpy(), planner.windows, self.requests)
+            raise refusal(planner.pairing, facts, self._ids.cpu().numpy(), planner.windows)
         return facts
 
     def __len__(self) -> int:
@@ -186,16 +186,3 @@ class DevicePlan(Plan):
     def offsets(self) -> list[list[int]]:  # type: ignore[override]
         """See Plan."""
         return self._fetch()[2]
-
-
-def refused(
-    pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int], requests: int
-) -> PlanError:
-    """The error for a status; it names the request where there are several."""
-    error = refusal(pairing, facts, pages, windows)
-    return error if requests == 1 else PlanError(f"request {facts[1]}: {error}")
-
-
-def _moved(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """On the device, without waiting: pinned first, for a copy from pageable memory may wait."""
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)

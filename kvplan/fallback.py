@@ -12,7 +12,8 @@ import torch
 
 from . import reference
 from .layout import Layout
-from .plan import Plan, Request, Segment, as_pages, gathered
+from .pages import as_pages
+from .plan import Plan, Request, Segment, gathered
 
 if TYPE_CHECKING:
     from .pairing import Pairing

@@ -1,14 +1,16 @@
-"""Token slots to page ids: the first stage."""
+"""Page ids: from token slots, the first stage; and from whatever holds them."""
 
 from __future__ import annotations
 
+from array import array as packed
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from . import ops
-from .errors import PlanError
-from .plan import as_pages
+from .errors import PlanError, shown
 
 
 def page_ids(slots: Any, page_size: int) -> torch.Tensor:
@@ -33,3 +35,72 @@ def page_ids(slots: Any, page_size: int) -> torch.Tensor:
         wanted = f"{int(array[page * page_size])} + {offset}" if offset else f"a multiple of {page_size}, 0 or more"
         raise PlanError(f"slot {array[position]} at position {position} breaks its page: it must be {wanted}")
     return pages
+
+
+NO_PAGES = np.empty(0, np.int64)
+_PAGE_TYPES = (np.dtype(np.int64), np.dtype(np.int32))
+
+
+def as_pages(pages: Any, what: str, *, on_device: bool = False) -> Any:
+    """`pages` as a 1-D int32 or int64 NumPy array, without a copy where it is one. PlanError names `what`.
+
+    With `on_device`, ids on a GPU become a tensor there; without it, they are refused.
+    """
+    if isinstance(pages, np.ndarray):
+        array = pages
+    elif isinstance(pages, torch.Tensor) or hasattr(pages, "__dlpack__"):
+        tensor = pages if isinstance(pages, torch.Tensor) else torch.from_dlpack(pages)
+        if tensor.device.type != "cpu":
+            return _on_device(tensor, what, on_device)
+        array = tensor.numpy()
+    else:
+        array = _from_sequence(pages, what)
+    if array.dtype not in _PAGE_TYPES or array.ndim != 1:
+        if array.dtype.kind not in "iu" or array.ndim != 1:
+            raise PlanError(f"{what} must be a list of page ids, integers [P], not {array.dtype} {list(array.shape)}")
+        if array.dtype == np.uint64 and array.size and array.max() >= 1 << 63:
+            raise PlanError(f"{what}: page id {array.max()} at position {array.argmax()} is out of range")
+        array = array.astype(np.int64)
+    return array
+
+
+def _on_device(pages: torch.Tensor, what: str, wanted: bool) -> torch.Tensor:
+    if not wanted:
+        raise PlanError(f"{what} is on {pages.device}; it must be on the CPU here: pass {what}.cpu()")
+    if pages.dtype not in (torch.int32, torch.int64) or pages.dim() != 1:
+        raise PlanError(
+            f"{what} must be a list of page ids, int32 or int64 [P] on a GPU, not {pages.dtype} {list(pages.shape)}"
+        )
+    return pages
+
+
+# What JSON has beside numbers. NumPy would make strings of all ids, as long as the longest, where one is a string.
+_NO_IDS = frozenset({bool, type(None), str, bytes, list, tuple, dict})
+
+
+def _from_sequence(pages: Any, what: str) -> np.ndarray:
+    if isinstance(pages, (list, tuple)):
+        try:
+            ids = np.array(packed("q", pages), np.int64)  # integers, and nothing else
+        except (TypeError, OverflowError):
+            _refuse_no_ids(pages, what)
+        else:
+            # A bool passes for 0 or 1, and so only these need a look.
+            if any(type(pages[place]) is bool for place in np.flatnonzero(ids.view(np.uint64) <= 1)):
+                _refuse_no_ids(pages, what)
+            return ids
+    try:
+        ids = np.asarray(pages)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise PlanError(f"{what} is no list of page ids: {error}") from None
+    return NO_PAGES if ids.size == 0 and ids.ndim == 1 else ids
+
+
+def _refuse_no_ids(pages: Sequence[Any], what: str) -> None:
+    """PlanError for the first that is no number at all."""
+    place = next((place for place, page in enumerate(pages) if type(page) in _NO_IDS), -1)
+    if place >= 0:
+        raise PlanError(
+            f"{what} is no list of page ids, which are integers: at position {place} is {shown(pages[place])} "
+            f"({type(pages[place]).__name__})"
+        )

@@ -256,7 +256,7 @@ class Pairing:
         module = torch.get_device_module(device.type)
         stream = module.current_stream(device)
         if device not in self._tables_on:
-            tables, event = self.tables.pin_memory().to(device, non_blocking=True), module.Event()
+            tables, event = _backend.send(self.tables, device), module.Event()
             event.record(stream)
             self._tables_on[device] = (tables, event)
         tables, event = self._tables_on[device]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from array import array as packed
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from . import backend, ops
 from . import explain as _explain
 from .errors import PlanError, shown
 from .layout import Layout, Memory
+from .pages import NO_PAGES, as_pages
 from .refusal import refusal
 
 if TYPE_CHECKING:
@@ -249,12 +249,11 @@ class Gather:
         if self.device is not None:
             return self.planner(requests, self.device, pinned=False).run()
         pairing = self.pairing
-        pages = np.concatenate(self.lists) if self.lists else _NO_PAGES
+        pages = np.concatenate(self.lists) if self.lists else NO_PAGES
         table, info = ops.plan(pairing.tables, torch.from_numpy(pages), self.windows)
         facts = info.tolist()
         if facts[0]:
-            error = refusal(pairing, facts, pages, self.windows)
-            raise error if requests == 1 else PlanError(f"request {facts[1]}: {error}")
+            raise refusal(pairing, facts, pages, self.windows)
         segments, offsets = segments_of(pairing, facts, requests if self.windows else 0)
         return Plan(table, segments, pairing.src, pairing.dst, offsets, requests)
 
@@ -262,7 +261,10 @@ class Gather:
         """The same on a GPU; lists that are on the CPU are copied there, without waiting."""
         from .device import Planner
 
-        lists = [ids if isinstance(ids, torch.Tensor) else _moved(ids, device) for ids in self.lists]
+        lists = [
+            ids if isinstance(ids, torch.Tensor) else backend.send(torch.from_numpy(np.ascontiguousarray(ids)), device)
+            for ids in self.lists
+        ]
         return Planner(self.pairing, lists, self.windows, requests, device, pinned)
 
 
@@ -277,9 +279,6 @@ def segments_of(pairing: Pairing, facts: Sequence[int], requests: int) -> tuple[
             segments.append(Segment(src, dst, cuts[0], cuts[-1]))
             offsets.append(cuts)
     return segments, offsets
-
-
-_NO_PAGES = np.empty(0, np.int64)
 
 
 def _one_space(pairing: Pairing, dst_pages: Any) -> dict[str, Any]:
@@ -331,76 +330,3 @@ def _position(value: Any, what: str) -> int:
     if not 0 <= value < 1 << 62:
         raise PlanError(f"{what} is {shown(int(value))}; it must be 0 or more and below 2**62")
     return int(value)
-
-
-_PAGE_TYPES = (np.dtype(np.int64), np.dtype(np.int32))
-
-
-def as_pages(pages: Any, what: str, *, on_device: bool = False) -> Any:
-    """`pages` as a 1-D int32 or int64 NumPy array, without a copy where it is one. PlanError names `what`.
-
-    With `on_device`, ids on a GPU become a tensor there; without it, they are refused.
-    """
-    if isinstance(pages, np.ndarray):
-        array = pages
-    elif isinstance(pages, torch.Tensor) or hasattr(pages, "__dlpack__"):
-        tensor = pages if isinstance(pages, torch.Tensor) else torch.from_dlpack(pages)
-        if tensor.device.type != "cpu":
-            return _on_device(tensor, what, on_device)
-        array = tensor.numpy()
-    else:
-        array = _from_sequence(pages, what)
-    if array.dtype not in _PAGE_TYPES or array.ndim != 1:
-        if array.dtype.kind not in "iu" or array.ndim != 1:
-            raise PlanError(f"{what} must be a list of page ids, integers [P], not {array.dtype} {list(array.shape)}")
-        if array.dtype == np.uint64 and array.size and array.max() >= 1 << 63:
-            raise PlanError(f"{what}: page id {array.max()} at position {array.argmax()} is out of range")
-        array = array.astype(np.int64)
-    return array
-
-
-def _on_device(pages: torch.Tensor, what: str, wanted: bool) -> torch.Tensor:
-    if not wanted:
-        raise PlanError(f"{what} is on {pages.device}; it must be on the CPU here: pass {what}.cpu()")
-    if pages.dtype not in (torch.int32, torch.int64) or pages.dim() != 1:
-        raise PlanError(
-            f"{what} must be a list of page ids, int32 or int64 [P] on a GPU, not {pages.dtype} {list(pages.shape)}"
-        )
-    return pages
-
-
-def _moved(ids: np.ndarray, device: torch.device) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(ids))
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-# What JSON has beside numbers. NumPy would make strings of all ids, as long as the longest, where one is a string.
-_NO_IDS = frozenset({bool, type(None), str, bytes, list, tuple, dict})
-
-
-def _from_sequence(pages: Any, what: str) -> np.ndarray:
-    if isinstance(pages, (list, tuple)):
-        try:
-            ids = np.array(packed("q", pages), np.int64)  # integers, and nothing else
-        except (TypeError, OverflowError):
-            _refuse_no_ids(pages, what)
-        else:
-            # A bool passes for 0 or 1, and so only these need a look.
-            if any(type(pages[place]) is bool for place in np.flatnonzero(ids.view(np.uint64) <= 1)):
-                _refuse_no_ids(pages, what)
-            return ids
-    try:
-        ids = np.asarray(pages)
-    except (ValueError, OverflowError, TypeError) as error:
-        raise PlanError(f"{what} is no list of page ids: {error}") from None
-    return _NO_PAGES if ids.size == 0 and ids.ndim == 1 else ids
-
-
-def _refuse_no_ids(pages: Sequence[Any], what: str) -> None:
-    """PlanError for the first that is no number at all."""
-    place = next((place for place, page in enumerate(pages) if type(page) in _NO_IDS), -1)
-    if place >= 0:
-        raise PlanError(
-            f"{what} is no list of page ids, which are integers: at position {place} is {shown(pages[place])} "
-            f"({type(pages[place]).__name__})"
-        )

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def refusal(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
-    """The error for a status (Code in csrc/entry.h), in words."""
+    """The error for a status (Code in csrc/entry.h), in words; it names the request where there are several."""
+    error = _of_request(pairing, facts, pages, windows)
+    alone = len(windows) <= 7 * len(pairing.space_names)
+    return error if alone else PlanError(f"request {facts[1]}: {error}")
+
+
+def _of_request(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
     code, request, space, position, value = facts[:5]
     where = f"space {pairing.space_names[space]!r}"
     source, destination = pairing.narrowest[space]

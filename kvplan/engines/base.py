@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
-import functools
 import threading
 import time
 import weakref
@@ -18,48 +17,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import PlanError, TransferError
-from ..layout import Layout
 from . import notices
 from .check import Span, Spans, check, check_registrable, check_text
+from .peer import Peer
 from .transfer import Op, Outcome, Transfer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from ..layout import Layout
     from ..plan import Plan
 
 _MAX_THREADS = 64  # started as needed
 _CALLS_PER_PEER = 2  # so that a peer that hangs cannot take all threads from the others
 _FENCE_PAUSE_S = 0.2  # between two attempts to show that a transfer is settled
-
-
-@dataclasses.dataclass(frozen=True)
-class Peer:
-    """The other side of transfers: what a process declares to those that write to it or read from it.
-
-    Args:
-        session: `Engine.session` of the peer.
-        layout: what the peer has registered with its engine: `Layout.from_dict` of what it sent.
-
-    Raises:
-        ValueError: the session is no string. What it says is checked by `Engine.submit`, which knows what it must be.
-        TypeError: the layout is no Layout.
-    """
-
-    session: str
-    layout: Layout
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.session, str):
-            raise ValueError(f"a peer's session must be a string, not a {type(self.session).__name__}")
-        if not isinstance(self.layout, Layout):
-            raise TypeError(
-                f"a peer's layout must be a Layout, not a {type(self.layout).__name__}; see Layout.from_dict"
-            )
-
-    @functools.cached_property
-    def _spans(self) -> Spans:
-        return Spans([self.layout])
 
 
 class _Lane:
