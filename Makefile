@@ -52,6 +52,7 @@ lint: $(VENV)/built
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 
 clean:
 	rm -rf $(VENV) .triton build *.egg-info kvplan/*.so kvplan/*.fatbin

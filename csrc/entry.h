@@ -78,7 +78,7 @@ struct Moved {
   uint64_t now;     // where it is
 };
 
-// Why a request is refused. The words for each are in kvplan/refusal.py.
+// Why a request is refused. The words for each are in kvplan/planning/refusal.py.
 enum class Code : int64_t {
   kOk = 0,
   kSrcRange = 1,        // value: the page id; position: where in the source list

@@ -1,4 +1,4 @@
-// The torch ops on CPU tensors: tensors -> plain structs, and registration. Schemas and fakes are in kvplan/ops.py.
+// The torch ops on CPU tensors: tensors -> plain structs, and registration. Schemas and fakes are in kvplan/ops/schemas.py.
 #include <array>
 #include <tuple>
 

@@ -188,7 +188,7 @@ void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::v
                static_cast<int>(targets.size()));
 }
 
-// Compiled device code, a uint8 tensor on the CPU that the caller keeps; see kvplan/kernels.py. With it CUDA tensors have
+// Compiled device code, a uint8 tensor on the CPU that the caller keeps; see kvplan/ops/kernels.py. With it CUDA tensors have
 // their ops; without, they are free for another back end to register.
 void load_kernels(const Tensor& image) {
   STD_TORCH_CHECK(image.is_cpu() && image.is_contiguous() && image.numel() > 0, "image must be bytes on the CPU");

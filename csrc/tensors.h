@@ -1,5 +1,5 @@
 // Tensors -> plain pointers, for the ops of every device. Built on torch's stable ABI, so that one binary serves torch
-// 2.11 and newer. Python (kvplan/ops.py) checks what a user passes; the checks here keep memory safe.
+// 2.11 and newer. Python (kvplan/ops/calls.py) checks what a user passes; the checks here keep memory safe.
 #pragma once
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import engines, ops
-    from .copy import execute
     from .errors import LayoutError, PairingError, PlanError, TransferError, TransferTimeout
-    from .layout import Heads, Interleave, Layout, Memory, Region
-    from .models import deepseek_v4, mha, mla
-    from .pairing import Pairing, pair
-    from .plan import Plan, Request, Segment
+    from .layout import Heads, Interleave, Layout, Memory, Region, deepseek_v4, mha, mla
+    from .planning import Pairing, Plan, Request, Segment, execute, pair
 
 __version__ = "0.1.0"
 
@@ -44,7 +41,8 @@ __all__ = [
     "pair",
 ]
 
-_MODULES = ("errors", "layout", "models", "pairing", "plan", "copy")  # models gives Layout its constructors
+# The floors that public names come from, lowest first.
+_FLOORS = ("errors", "layout", "planning")
 
 
 def __getattr__(name: str) -> Any:
@@ -52,13 +50,12 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    modules = [importlib.import_module(f"{__name__}.{module}") for module in _MODULES]
-    for module in modules:
-        for public in __all__:
-            # Only where it is defined: a module also holds what it imports.
-            if getattr(getattr(module, public, None), "__module__", None) == module.__name__:
-                globals()[public] = getattr(module, public)
-    return globals()[name]
+    for floor in _FLOORS:
+        module = importlib.import_module(f"{__name__}.{floor}")
+        if hasattr(module, name):
+            globals()[name] = getattr(module, name)
+            return globals()[name]
+    raise AssertionError(f"no floor of kvplan has the public name {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,41 @@
-"""python -m kvplan"""
+"""The command line: python -m kvplan demo | explain | doctor. It is the top of the house: it may name every floor."""
 
+from __future__ import annotations
+
+import argparse
+import importlib
 import sys
+from collections.abc import Sequence
 
-from .cli import main
+# command -> (module with add_arguments and main, what it does). Modules are loaded one at a time: doctor must run where
+# what the others need is missing.
+COMMANDS = {
+    "demo": (
+        "kvplan.demo.run",
+        "move DeepSeek-V4 requests between two processes through a real engine and check every byte",
+    ),
+    "explain": ("kvplan.inspect.explain", "which region goes where, and why; or why a plan is refused"),
+    "doctor": ("kvplan.inspect.doctor", "what is installed and usable here, and how to mend what is not"),
+}
 
-sys.exit(main())
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m kvplan", description="Transfer plans for KV caches between prefill and decode machines."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module_name, text) in COMMANDS.items():
+        sub = commands.add_parser(name, help=text, description=text)
+        if name in argv[:1]:
+            module = importlib.import_module(module_name)
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.main)
+    args = parser.parse_args(argv)
+    status: int = args.run(args)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

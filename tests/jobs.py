@@ -14,7 +14,7 @@ from strategies import Cluster, clusters
 
 import kvplan
 from kvplan import ops
-from kvplan.plan import Gather
+from kvplan.planning.requests import PageLists
 
 
 @dataclass
@@ -44,12 +44,10 @@ class Job:
 
 
 def job_of(pairing: kvplan.Pairing, requests: list[kvplan.Request], narrow: bool = False) -> Job:
-    gather = Gather(pairing)
-    for request in requests:
-        gather.add(request.src_pages, request.dst_pages, request.src_start, request.dst_start, request.num_tokens)
-    pages = torch.cat([torch.as_tensor(ids) for ids in gather.lists]) if gather.lists else torch.empty(0)
+    lists = PageLists(pairing).add_all(requests)
+    pages = torch.cat([torch.as_tensor(ids) for ids in lists.lists]) if lists.lists else torch.empty(0)
     pages = pages.to(torch.int32 if narrow else torch.int64)
-    job, status = ops.prepare(pairing.tables, gather.windows, len(pages))
+    job, status = ops.prepare(pairing.tables, lists.windows, len(pages))
     assert status[0] == 0, status
     return Job(pairing.tables, job, pages, job[: ops.SIZES].tolist(), len(pairing.segment_memories))
 

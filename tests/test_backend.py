@@ -13,9 +13,10 @@ from jobs import random_cuts, random_pairs
 from strategies import clusters, profile
 
 import kvplan
-from kvplan import PlanError, backend, fallback, ops
-from kvplan.backend import Facts, choose
-from kvplan.pages import page_ids
+from kvplan import PlanError, ops
+from kvplan.ops import backend, plain
+from kvplan.ops.backend import Facts, choose
+from kvplan.planning.pages import page_ids
 
 
 def facts(**changes):
@@ -110,7 +111,7 @@ def test_plans_without_the_extension_are_the_same(cluster, twice):
         request = kvplan.Request(cluster.src_pages, cluster.dst_pages, **cluster.positions)
         empty = kvplan.Request({key: [] for key in cluster.src_pages}, {space: [] for space in cluster.dst_pages})
         requests = [empty, request] if twice else [request]
-        want, got = pairing.plan_batch(requests), fallback.plan(pairing, requests)
+        want, got = pairing.plan_batch(requests), pairing.plan_batch(requests, backend="reference")
         assert torch.equal(got.table, want.table)
         assert (got.segments, got.offsets, got.requests) == (want.segments, want.offsets, want.requests)
 
@@ -119,21 +120,21 @@ def test_plans_without_the_extension_are_the_same(cluster, twice):
 def test_stages_without_the_extension_are_the_same(seed):
     pairs = random_pairs(200, seed)
     for cuts in (None, random_cuts(200, 9, seed)):
-        for got, want in zip(fallback.find_runs(*pairs, cuts), ops.find_runs(*pairs, cuts), strict=True):
+        for got, want in zip(plain.find_runs(*pairs, cuts), ops.find_runs(*pairs, cuts), strict=True):
             assert torch.equal(got, want)
     slots = torch.randint(0, 40, (5, 13), generator=torch.Generator().manual_seed(seed))
     slots[:3] = torch.arange(3)[:, None] * 16 + torch.arange(13)
     for rows, lengths in ((None, None), (torch.tensor([2, 0, 7, 4, 1]), torch.tensor([13, 4, 1, 0, 14]))):
-        got, want = fallback.page_indices(slots, 4, rows, lengths), ops.page_indices(slots, 4, rows, lengths)
+        got, want = plain.page_indices(slots, 4, rows, lengths), ops.page_indices(slots, 4, rows, lengths)
         good = want[1] == -1
         assert torch.equal(got[1], want[1]) and torch.equal(got[0][good], want[0][good])
-    assert torch.equal(fallback.page_indices(slots[0], 4)[0], ops.page_indices(slots[0], 4)[0])
+    assert torch.equal(plain.page_indices(slots[0], 4)[0], ops.page_indices(slots[0], 4)[0])
 
 
 def test_copies_without_the_extension():
     memory = np.arange(64, dtype=np.uint8)
     table = torch.tensor([[memory.ctypes.data + 3], [memory.ctypes.data + 40], [5]])
-    fallback.copy_(table, torch.tensor([1]), [], [], [])
+    plain.copy_(table, torch.tensor([1]), [], [], [])
     assert memory[40:45].tolist() == [3, 4, 5, 6, 7] and memory[45] == 45
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import kvplan
-from kvplan import reference
+from kvplan.planning import reference
 
 PATHS = sorted((Path(__file__).parent / "cases").glob("*.json"))
 REFUSED = (kvplan.PlanError, kvplan.PairingError)

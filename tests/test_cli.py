@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvplan import cli, doctor
+from kvplan import __main__ as cli
+from kvplan.inspect import doctor
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from kvplan import kernels
+from kvplan.ops import kernels
 
 ROOT = kernels.FATBIN.parent.parent
 KERNELS = sorted(re.findall(r"KVPLAN_KERNEL(?:_OF\(\d\))? (kvplan_\w+)\(", "".join(kernels.sources().values())))

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan import Heads, Interleave, Layout, Memory, Region, cli, pair
+from kvplan import Heads, Interleave, Layout, Memory, Region, pair
+from kvplan import __main__ as cli
 
 CASES = Path(__file__).parent / "cases"
 

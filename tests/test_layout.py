@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvplan import Heads, Interleave, Layout, LayoutError, Memory, Region
-from kvplan.models import DEEPSEEK_V4_FLASH_RATIOS
+from kvplan.layout.models import DEEPSEEK_V4_FLASH_RATIOS
 
 
 def region(**fields):

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvplan import Layout, Memory, execute, pair, reference
+from kvplan import Layout, Memory, execute, pair
+from kvplan.planning import reference
 
 PAGES = 40
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import PlanError, ops
-from kvplan.pages import page_ids
+from kvplan.planning.pages import page_ids
 
 
 @given(

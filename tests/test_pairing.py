@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvplan import Heads, Interleave, Layout, Memory, PairingError, PlanError, Region, Request, pair
-from kvplan.overlap import first_overlap
+from kvplan.pairing.overlap import first_overlap
 
 PAGE = 64
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from strategies import PROFILE, Cluster, clusters, profile
 
 import kvplan
-from kvplan import reference
-from kvplan.reference import Triple
+from kvplan.planning import reference
+from kvplan.planning.reference import Triple
 
 KINDS = pytest.mark.parametrize("plain", [True, False], ids=["plain", "any"])
 REFUSED = (kvplan.PlanError, kvplan.PairingError)

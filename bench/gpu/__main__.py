@@ -40,7 +40,7 @@ def machine() -> str:
 def child(args: argparse.Namespace) -> int:
     """Measures with the back end of this process; one JSON object a line, as soon as it is known."""
     from bench.gpu import rows
-    from kvplan import backend
+    from kvplan.ops import backend
 
     print(json.dumps({"machine": machine(), "backend": backend.chosen()[1].name}), flush=True)
     for row in rows.measure(args.parts, time.monotonic() + args.seconds):
@@ -107,7 +107,7 @@ def _cell(row: dict[str, Any] | None) -> str:
 
 
 def main() -> int:
-    from kvplan import kernels
+    from kvplan.ops import kernels
 
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parts = ["planning", "batch", "host", "copies", "pinned"]

@@ -11,7 +11,7 @@ from .check import Span, Spans
 from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..planning import Plan
 
 _LIMIT = 8192
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ..layout import Layout
-    from ..plan import Plan
+    from ..planning import Plan
 
 _MAX_THREADS = 64  # started as needed
 _CALLS_PER_PEER = 2  # so that a peer that hangs cannot take all threads from the others

@@ -12,7 +12,7 @@ from ..errors import LayoutError, PlanError
 
 if TYPE_CHECKING:
     from ..layout import Layout, Memory, Region
-    from ..plan import Plan
+    from ..planning import Plan
 
 Span: TypeAlias = "tuple[Memory, int, int]"  # memory, base, bytes
 

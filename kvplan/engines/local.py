@@ -9,13 +9,13 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..copy import execute
+from ..planning import execute
 from .base import Engine
 from .check import Span, Spans, check
 from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..planning import Plan
 
 
 class LocalEngine(Engine):

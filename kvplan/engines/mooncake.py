@@ -14,7 +14,7 @@ from .check import Span, Spans, check_text
 from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..planning import Plan
 
 # Over TCP Mooncake 0.3.13 queues 1024 descriptors a peer and lets 1024 more wait; any beyond fail, and with them the
 # path to that peer, for seconds or for good.

@@ -25,7 +25,7 @@ from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
     from ..layout import Memory
-    from ..plan import Plan
+    from ..planning import Plan
 
 # A descriptor takes NIXL about 6 µs to post over TCP, and it posts for one peer at a time: longer plans go in chunks.
 _LIMIT = 16_384

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..errors import TransferError, TransferTimeout
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    from ..planning import Plan
     from .base import Engine
 
 Op = Literal["write", "read"]

@@ -4,7 +4,7 @@ import pytest
 
 
 def pytest_report_header() -> str:
-    from kvplan import backend
+    from kvplan.ops import backend
 
     return "kvplan: " + "; ".join(f"{choice.device} by {choice.name} ({choice.why})" for choice in backend.chosen())
 

@@ -17,7 +17,8 @@ from jobs import large_job, random_cuts, random_entries, random_pairs
 from on_device import DEVICE, PLACES, Copies, planned, same, slot_table, there
 from test_device_execute import Machine, on_gpu
 
-from kvplan import Request, backend, ops
+from kvplan import Request, ops
+from kvplan.ops import backend
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def _extension() -> Finding:
     try:
         import torch
 
-        from . import ops
+        from .. import ops
 
         if not ops.EXTENSION.exists():
             return Finding("compiled extension", False, f"{ops.EXTENSION.name} is missing", fix, needed=True)
@@ -103,7 +103,7 @@ def _backend(number: int, device: str) -> Callable[[], Finding]:
     def look() -> Finding:
         name = f"plans on the {device}"
         try:
-            from . import backend
+            from ..ops import backend
 
             choice = backend.chosen()[number]
         except (ImportError, OSError, RuntimeError, ValueError) as error:

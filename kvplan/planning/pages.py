@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import ops
-from .errors import PlanError, shown
+from .. import ops
+from ..errors import PlanError, shown
 
 
 def page_ids(slots: Any, page_size: int) -> torch.Tensor:

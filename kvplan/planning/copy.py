@@ -6,9 +6,11 @@ from collections.abc import Iterable
 
 import torch
 
-from . import backend, ops
-from .errors import PlanError
-from .layout import Memory
+from .. import ops
+from ..errors import PlanError
+from ..layout import Memory
+from ..ops import backend
+from .device import DevicePlan
 from .plan import Plan
 
 
@@ -22,8 +24,6 @@ def execute(plan: Plan) -> None:
     Raises:
         PlanError: segments name the memory of several GPUs, or of none that is here.
     """
-    from .device import DevicePlan
-
     if isinstance(plan, DevicePlan):
         device = _device_of(plan.segment_memories)
         if device is not None and device != plan.device:

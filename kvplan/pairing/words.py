@@ -1,22 +1,12 @@
-"""Pairings, plans and refusals in words: what an operator reads before trusting, or after a refusal."""
+"""A pairing in words: what an operator reads before trusting it, or after a refusal."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections import Counter
-from typing import TYPE_CHECKING
-
-from . import case as cases
-from .errors import LayoutError, PairingError, PlanError
-
-if TYPE_CHECKING:
-    from .layout import Region
-    from .pairing import Pairing
-    from .plan import Plan
+from ..layout import Region
+from .tables import PairingTables
 
 
-def pairing_text(pairing: Pairing) -> str:
+def describe(pairing: PairingTables) -> str:
     """Which region goes where, under which space and rule, and what was merged."""
     lines = [f"{len(pairing.entries)} entries, {len(pairing.groups)} groups of index pairs"]
     entries = pairing.entries.tolist()
@@ -29,7 +19,7 @@ def pairing_text(pairing: Pairing) -> str:
     return "\n".join(lines)
 
 
-def _entry_line(pairing: Pairing, number: int, entry: list[int]) -> str:
+def _entry_line(pairing: PairingTables, number: int, entry: list[int]) -> str:
     regions = pairing.regions[number]
     _, src_stride, _, dst_stride, nbytes, group = entry
     names = _names([source for source, _ in regions])
@@ -74,7 +64,7 @@ def _row_rule(source: Region, destination: Region) -> str:
     return "rows (" + "; ".join(reasons or ["pages differ"]) + ")"
 
 
-def _left(pairing: Pairing, sent: set[tuple[str, int]]) -> list[str]:
+def _left(pairing: PairingTables, sent: set[tuple[str, int]]) -> list[str]:
     """What is not sent, and what is not written, and why."""
     lines = []
     index, count = pairing.src.replica
@@ -90,61 +80,3 @@ def _left(pairing: Pairing, sent: set[tuple[str, int]]) -> list[str]:
         lines.append(f"not sent: {region}: {why}")
     lines += [f"not written: {region}" for region in pairing.dst.regions if region.key not in pairing.src.by_key]
     return lines
-
-
-def plan_text(plan: Plan) -> str:
-    """Descriptors and bytes of each segment, and how large the descriptors are."""
-    lines = [f"{len(plan)} descriptors, {plan.total_bytes} bytes"]
-    for segment in plan.segments:
-        sizes = Counter(plan.table[2, segment.start : segment.stop].tolist())
-        total = sum(size * count for size, count in sizes.items())
-        lines.append(
-            f"segment {segment.src_memory} -> {segment.dst_memory}: descriptors {segment.start} to {segment.stop - 1} "
-            f"({len(segment)}), {total} bytes"
-        )
-        common = sizes.most_common(4)
-        rest = len(sizes) - len(common)
-        text = ", ".join(f"{count} of {size} bytes" for size, count in common)
-        lines.append(f"  {text}" + (f", and {rest} other sizes" if rest else ""))
-    return "\n".join(lines)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of `python -m kvplan explain`."""
-    parser.add_argument(
-        "file",
-        help="JSON: page_size, src and dst (regions as Layout.to_dict writes them), src_pages, dst_pages, and where "
-        "needed src_start, dst_start, num_tokens, allow_unsent, src_replica",
-    )
-    parser.add_argument("--picture", metavar="OUT.png", help="draw the pages of each space and the runs between them")
-
-
-def main(args: argparse.Namespace) -> int:
-    """Explain one case. 0: planned; 1: refused, with the reason; 2: the file cannot be read."""
-    from .pairing import pair
-
-    try:
-        case = cases.load(args.file)
-    except (OSError, LayoutError) as error:
-        print(f"kvplan explain: {error}", file=sys.stderr)
-        return 2
-    if case.data.get("why"):
-        print(case.data["why"])
-    try:
-        pairing = pair(case.src, case.dst, allow_unsent=case.allow_unsent)
-    except PairingError as error:
-        print(f"REFUSED when paired: {error}")
-        return 1
-    print(pairing.explain())
-    try:
-        plan = pairing.plan(case.src_pages, case.dst_pages, **case.window)
-    except PlanError as error:
-        print(f"REFUSED when planned: {error}")
-        return 1
-    print(plan.explain())
-    if args.picture:
-        from . import picture
-
-        picture.draw(pairing, plan, args.picture)
-        print(f"picture: {args.picture}")
-    return 0

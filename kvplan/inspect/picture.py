@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .layout import Region
-    from .pairing import Pairing
-    from .plan import Plan
+    from ..layout import Region
+    from ..planning import Pairing, Plan
 
 _MOST_RUNS = 2000  # more lines than that are one grey area
 

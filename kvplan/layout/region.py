@@ -1,28 +1,22 @@
-"""Regions and layouts: where the pages of one process lie, and whose page numbers they go by."""
+"""Regions: where the pages of one buffer lie, what a page holds, and whose page ids address it."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .errors import LayoutError, shown
+from ..errors import LayoutError, shown
 
 if TYPE_CHECKING:
     import torch
 
 _ADDRESS_END = 1 << 64  # addresses are unsigned 64-bit; some devices set bit 63
-_INT64_END = 1 << 63  # strides, sizes and page numbers travel as int64
+INT64_END = 1 << 63  # strides, sizes and page numbers travel as int64
 _NAME_END = 257  # characters of a name, at most one less
 
-#: Regions that `Layout.from_dict` reads at the most; the largest known layout has a few thousand. So many take 25 MB
-#: and a second or two, and what is longer is refused before any is built.
-MAX_REGIONS = 1 << 16
 
-
-def _integer(value: Any, what: str, low: int, end: int) -> int:
+def integer(value: Any, what: str, low: int, end: int) -> int:
     """`value` as an int in [low, end), or LayoutError naming `what`. Booleans and floats are refused, not rounded."""
     if isinstance(value, bool):
         raise LayoutError(f"{what} must be an integer, not {value!r}")
@@ -50,7 +44,7 @@ class Memory:
     def __post_init__(self) -> None:
         if self.kind not in ("DRAM", "VRAM"):
             raise LayoutError(f"memory kind is {shown(self.kind)}; it must be 'DRAM' or 'VRAM'")
-        object.__setattr__(self, "device", _integer(self.device, f"{self.kind} device", 0, 1 << 31))
+        object.__setattr__(self, "device", integer(self.device, f"{self.kind} device", 0, 1 << 31))
 
     @classmethod
     def VRAM(cls, device: int = 0) -> Memory:
@@ -74,7 +68,7 @@ class Heads:
 
     def __post_init__(self) -> None:
         for field in ("start", "stop", "total"):
-            object.__setattr__(self, field, _integer(getattr(self, field), f"heads {field}", 0, _INT64_END))
+            object.__setattr__(self, field, integer(getattr(self, field), f"heads {field}", 0, INT64_END))
         if not self.start < self.stop <= self.total:
             raise LayoutError(f"heads {self.start} to {self.stop} of {self.total}: start < stop <= total must hold")
 
@@ -87,8 +81,8 @@ class Interleave:
     rank: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _integer(self.size, "interleave size", 1, 1 << 16))
-        object.__setattr__(self, "rank", _integer(self.rank, "interleave rank", 0, self.size))
+        object.__setattr__(self, "size", integer(self.size, "interleave size", 1, 1 << 16))
+        object.__setattr__(self, "rank", integer(self.rank, "interleave rank", 0, self.size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +139,7 @@ class Region:
                 raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}, not {shown(value)}")
         if self.page_stride is None:
             object.__setattr__(self, "page_stride", self.page_bytes)
-        self._set("layer", -_INT64_END)
+        self._set("layer", -INT64_END)
         self._set("base", 0, _ADDRESS_END)
         for field in ("page_bytes", "num_pages", "page_stride"):
             self._set(field, 1)
@@ -159,10 +153,10 @@ class Region:
         if self.base + self.span_bytes > _ADDRESS_END:
             raise LayoutError(f"{self}: base {self.base} + {self.span_bytes} bytes passes the end of 64-bit addresses")
 
-    def _set(self, field: str, low: int, end: int = _INT64_END) -> None:
+    def _set(self, field: str, low: int, end: int = INT64_END) -> None:
         # `layer` comes first, and is no part of a message before it has been checked.
         what = f"region {self.name}: layer" if field == "layer" else f"{self}: {field}"
-        object.__setattr__(self, field, _integer(getattr(self, field), what, low, end))
+        object.__setattr__(self, field, integer(getattr(self, field), what, low, end))
 
     def __str__(self) -> str:
         return f"region {self.name} layer {self.layer}"
@@ -225,140 +219,3 @@ class Region:
             "memory": Memory.VRAM(tensor.device.index or 0) if cuda else Memory.DRAM,
         }
         return cls(name, layer, **(measured | fields))
-
-
-class Layout:
-    """All regions of one process (one rank), as its peers see them.
-
-    Args:
-        regions: `Region`s with distinct (name, layer). Regions of one space share one page table, so they must cover
-            the same number of tokens a page.
-        page_size: tokens per page where a region does not say otherwise.
-        replica: (index, count): `count` ranks hold these same bytes, this one is number `index`. On a source layout
-            each region is sent by exactly one of them.
-
-    Raises:
-        LayoutError: two regions share (name, layer), or a space covers unequal numbers of tokens a page.
-    """
-
-    def __init__(self, regions: Iterable[Region], *, page_size: int, replica: tuple[int, int] = (0, 1)) -> None:
-        self.page_size = _integer(page_size, "page_size", 1, _INT64_END)
-        if not isinstance(replica, Sequence) or len(replica) != 2:
-            raise LayoutError(f"replica must be (index, count), not {shown(replica)}")
-        count = _integer(replica[1], "replica count", 1, 1 << 31)
-        self.replica = (_integer(replica[0], "replica index", 0, count), count)
-        self.regions: tuple[Region, ...] = tuple(region.resolved(self.page_size) for region in regions)
-        self.by_key: dict[tuple[str, int], Region] = {}
-        tokens: dict[str, Region] = {}
-        for region in self.regions:
-            if self.by_key.setdefault(region.key, region) is not region:
-                raise LayoutError(f"{region} is there twice")
-            first = tokens.setdefault(region.space, region)
-            if first.tokens != region.tokens:
-                raise LayoutError(
-                    f"space {region.space!r}: {first} covers {first.tokens} tokens a page and {region} covers "
-                    f"{region.tokens}; one space has one page table"
-                )
-        self.spaces: tuple[str, ...] = tuple(tokens)
-
-    def __repr__(self) -> str:
-        return f"Layout({len(self.regions)} regions, page_size={self.page_size}, spaces={self.spaces})"
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Layout):
-            return NotImplemented
-        mine = (self.regions, self.page_size, self.replica)
-        return mine == (other.regions, other.page_size, other.replica)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def memory_spans(self) -> list[tuple[Memory, int, int]]:
-        """What an engine must register: sorted (memory, base, nbytes), spans that overlap joined.
-
-        Spans that only touch stay apart: they may be two allocations, which no engine can register as one.
-        """
-        spans: list[tuple[Memory, int, int]] = []
-        order = sorted(self.regions, key=lambda r: (r.memory.kind, r.memory.device, r.base))
-        for region in order:
-            if spans and spans[-1][0] == region.memory and region.base < spans[-1][1] + spans[-1][2]:
-                memory, base, nbytes = spans[-1]
-                spans[-1] = (memory, base, max(nbytes, region.base + region.span_bytes - base))
-            else:
-                spans.append((region.memory, region.base, region.span_bytes))
-        return spans
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-able form; `Layout.from_dict` reads it back."""
-        return {
-            "page_size": self.page_size,
-            "replica": list(self.replica),
-            "regions": [_region_to_dict(region) for region in self.regions],
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Layout:
-        """The layout that `to_dict` wrote. What comes from a peer is checked in full.
-
-        No JSON value raises anything but LayoutError. At most `MAX_REGIONS` (65,536) regions are read.
-
-        Raises:
-            LayoutError: a field is missing, unknown, or of the wrong type or value.
-        """
-        fields = _fields(data, "layout", required={"page_size", "regions"}, optional={"replica"})
-        regions = fields["regions"]
-        if not isinstance(regions, list):
-            raise LayoutError(f"layout regions must be a list, not {type(regions).__name__}")
-        if len(regions) > MAX_REGIONS:
-            raise LayoutError(f"layout has {len(regions)} regions; at most {MAX_REGIONS} are read from a peer")
-        return cls(
-            [_region_from_dict(region, number) for number, region in enumerate(regions)],
-            page_size=fields["page_size"],
-            replica=fields.get("replica", (0, 1)),
-        )
-
-    # Constructors for known models; defined in models.py, which needs Layout.
-    deepseek_v4: ClassVar[Callable[..., Layout]]
-    mla: ClassVar[Callable[..., Layout]]
-    mha: ClassVar[Callable[..., Layout]]
-
-
-_REQUIRED = {"name", "layer", "base", "page_bytes", "num_pages"}
-_OPTIONAL = {f.name for f in dataclasses.fields(Region)} - _REQUIRED
-
-
-def _fields(data: Any, what: str, required: set[str], optional: set[str]) -> dict[str, Any]:
-    if not isinstance(data, Mapping):
-        raise LayoutError(f"{what} must be a mapping, not {type(data).__name__}")
-    missing, unknown = required - data.keys(), data.keys() - required - optional
-    if missing or unknown:
-        named = ", ".join(sorted(map(shown, itertools.islice(unknown, 5)))) + (", ..." if len(unknown) > 5 else "")
-        raise LayoutError(f"{what}: missing fields {sorted(missing)}, unknown fields [{named}]")
-    return dict(data)
-
-
-def _region_to_dict(region: Region) -> dict[str, Any]:
-    # Not dataclasses.asdict: it copies deeply, 20 times slower on 10,000 regions.
-    data = {field: getattr(region, field) for field in (*sorted(_REQUIRED), *sorted(_OPTIONAL))}
-    data["memory"] = [region.memory.kind, region.memory.device]
-    data["heads"] = [region.heads.start, region.heads.stop, region.heads.total] if region.heads else None
-    data["interleave"] = [region.interleave.size, region.interleave.rank] if region.interleave else None
-    return data
-
-
-def _region_from_dict(data: Any, number: int) -> Region:
-    what = f"layout region number {number}"
-    fields = _fields(data, what, _REQUIRED, _OPTIONAL)
-    for field, kind, length in (("memory", Memory, 2), ("heads", Heads, 3), ("interleave", Interleave, 2)):
-        value = fields.get(field)
-        if value is None and (field not in fields or field != "memory"):
-            continue
-        if not isinstance(value, (list, tuple)) or len(value) != length:
-            raise LayoutError(f"{what}: {field} must be a list of {length}, not {shown(value)}")
-        try:
-            fields[field] = kind(*value)
-        except LayoutError as error:
-            raise LayoutError(f"{what}: {error}") from None
-    try:
-        return Region(**fields)
-    except LayoutError as error:
-        raise LayoutError(f"{what}: {error}") from None

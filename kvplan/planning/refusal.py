@@ -1,26 +1,37 @@
-"""The words for a refused request: what the op's status means, by region, space, position and value."""
+"""What the words of an op's info mean: the segments of a plan, or the reason why the request is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import PlanError
+from ..errors import PlanError
+from ..pairing import PairingTables
+from .plan import Segment
 
-if TYPE_CHECKING:
-    from .pairing import Pairing
+
+def segments_of(pairing: PairingTables, facts: Sequence[int], requests: int) -> tuple[list[Segment], list[list[int]]]:
+    """(segments, offsets) of a Plan from the words of an info: those that have descriptors."""
+    segments, offsets = [], []
+    at = 5
+    for src, dst in pairing.segment_memories:
+        cuts = list(facts[at : at + requests + 1])
+        at += requests
+        if cuts[-1] > cuts[0]:
+            segments.append(Segment(src, dst, cuts[0], cuts[-1]))
+            offsets.append(cuts)
+    return segments, offsets
 
 
-def refusal(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
+def refusal(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
     """The error for a status (Code in csrc/entry.h), in words; it names the request where there are several."""
     error = _of_request(pairing, facts, pages, windows)
     alone = len(windows) <= 7 * len(pairing.space_names)
     return error if alone else PlanError(f"request {facts[1]}: {error}")
 
 
-def _of_request(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
+def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
     code, request, space, position, value = facts[:5]
     where = f"space {pairing.space_names[space]!r}"
     source, destination = pairing.narrowest[space]
@@ -81,7 +92,7 @@ def _of_request(pairing: Pairing, facts: Sequence[int], pages: np.ndarray, windo
 
 
 def _first_place(
-    pairing: Pairing, page: int, pages: np.ndarray, windows: Sequence[int], request: int, space: int
+    pairing: PairingTables, page: int, pages: np.ndarray, windows: Sequence[int], request: int, space: int
 ) -> str:
     """Where a destination page was given first: in the same list, or where an earlier request writes it."""
     spaces = len(pairing.space_names)

@@ -15,65 +15,43 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvplan.errors import PairingError, PlanError
+from ..errors import PairingError, PlanError
 
 Triple = tuple[int, int, int]
 
 
-def plan(
-    src_layout: Any,
-    dst_layout: Any,
-    src_pages: Any,
-    dst_pages: Any,
-    *,
-    src_start: int = 0,
-    dst_start: int | None = None,
-    num_tokens: int | None = None,
-    allow_unsent: Iterable[str] = (),
-) -> list[Triple]:
+def plan(*arguments: Any, **named: Any) -> list[Triple]:
     """The bytes a right plan moves, as `(dst_addr, src_addr, nbytes)` in canonical form (see `canonical`).
 
-    Arguments are those of `kvplan.pair` and `Pairing.plan`. Raises PairingError where the two layouts do not fit, and
-    PlanError where the page lists or positions do not.
+    Arguments and errors are those of `moves`.
     """
-    found = _moves(src_layout, dst_layout, src_pages, dst_pages, src_start, dst_start, num_tokens, allow_unsent)
-    return canonical((dst, src, nbytes) for _, moves in found for src, dst, nbytes in moves)
+    found = moves(*arguments, **named)
+    return canonical((dst, src, nbytes) for _, moved in found for src, dst, nbytes in moved)
 
 
-def descriptors(
-    src_layout: Any,
-    dst_layout: Any,
-    src_pages: Any,
-    dst_pages: Any,
-    *,
-    src_start: int = 0,
-    dst_start: int | None = None,
-    num_tokens: int | None = None,
-    allow_unsent: Iterable[str] = (),
-    entries: Iterable[Iterable[tuple[str, int]]] = (),
-) -> list[Triple]:
-    """The descriptors of the same plan, as `(src_addr, dst_addr, nbytes)`, in the order every backend must give.
+def descriptors(*arguments: Any, entries: Iterable[Iterable[tuple[str, int]]] = (), **named: Any) -> list[Triple]:
+    """The descriptors of the same plan, as `(src_addr, dst_addr, nbytes)`, in the order every back end must give.
 
     By segment (pairs of source and destination memory, in order of first appearance), then entry in the order of the
     source layout, then position. What continues the last, within an entry and on both sides of memory, is one
     descriptor with it: whole pages, and rows that lie side by side.
 
     `entries` names regions, by (name, layer), that are moved as one because they lie side by side in each page. Every
-    other pair is an entry of its own.
+    other pair is an entry of its own. All other arguments and errors are those of `moves`.
     """
-    found = _moves(src_layout, dst_layout, src_pages, dst_pages, src_start, dst_start, num_tokens, allow_unsent)
+    found = moves(*arguments, **named)
     shared = {key: number for number, keys in enumerate(entries) for key in keys}
     together: dict[Any, list[tuple[_Pair, list[Triple]]]] = {}
-    for pair, moves in found:
+    for pair, moved in found:
         key = (pair.src.name, pair.src.layer)
-        together.setdefault(shared.get(key, key), []).append((pair, moves))
+        together.setdefault(shared.get(key, key), []).append((pair, moved))
 
     segments: dict[Any, list[Triple]] = {}
     for members in together.values():
         members.sort(key=lambda member: member[0].src.base)
         src, dst = members[0][0].src.memory, members[0][0].dst.memory
         segment = segments.setdefault((src.kind, src.device, dst.kind, dst.device), [])
-        by_position = zip(*(moves for _, moves in members), strict=True)
+        by_position = zip(*(moved for _, moved in members), strict=True)
         segment.extend(_joined(move for position in by_position for move in position))
     return [descriptor for segment in segments.values() for descriptor in segment]
 
@@ -214,17 +192,22 @@ class _Request:
     exact: bool
 
 
-def _moves(
+def moves(
     src_layout: Any,
     dst_layout: Any,
     src_pages: Any,
     dst_pages: Any,
-    src_start: int,
-    dst_start: int | None,
-    num_tokens: int | None,
-    allow_unsent: Iterable[str],
+    *,
+    src_start: int = 0,
+    dst_start: int | None = None,
+    num_tokens: int | None = None,
+    allow_unsent: Iterable[str] = (),
 ) -> list[tuple[_Pair, list[Triple]]]:
-    """For each pair, `(src_addr, dst_addr, nbytes)` of every page or row that moves, by position."""
+    """For each pair, `(src_addr, dst_addr, nbytes)` of every page or row that moves, by position.
+
+    Arguments are those of `kvplan.pair` and `Pairing.plan`. Raises PairingError where the two layouts do not fit, and
+    PlanError where the page lists or positions do not.
+    """
     pairs = _pairs(src_layout, dst_layout, allow_unsent)
     spaces = {region.space for region in dst_layout.regions}
     src_lists, dst_lists = _by_space(src_pages, dst_pages, spaces)

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .errors import LayoutError
-from .layout import Layout
+from ..errors import LayoutError
+from ..layout import Layout
 
 _WINDOW = ("src_start", "dst_start", "num_tokens")
 

@@ -1,68 +1,13 @@
-"""What runs where the compiled extension is missing: plans of the slow oracle, and the stages in plain Python."""
+"""The stages in plain Python: what runs them on the CPU where the compiled extension is missing."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-
-from . import reference
-from .layout import Layout
-from .pages import as_pages
-from .plan import Plan, Request, Segment, gathered
-
-if TYPE_CHECKING:
-    from .pairing import Pairing
-
-
-def plan(pairing: Pairing, requests: Sequence[Request]) -> Plan:
-    """`Pairing.plan_batch` by the oracle: hundreds of thousands of times slower, to the bit the same.
-
-    Raises:
-        PlanError: a request cannot be planned whole. Two requests that write one page are not found out.
-    """
-    gathered(pairing, requests)  # the form of all arguments
-    found: list[list[tuple[int, int, int]]] = []
-    segments, offsets = [], []
-    at = 0
-    for number, (src, dst) in enumerate(pairing.segment_memories):
-        cuts = [at]
-        for request in requests:
-            found.append(_descriptors(pairing, number, request))
-            at += len(found[-1])
-            cuts.append(at)
-        if cuts[-1] > cuts[0]:
-            segments.append(Segment(src, dst, cuts[0], cuts[-1]))
-            offsets.append(cuts)
-    rows = np.array([row for part in found for row in part], np.uint64).reshape(-1, 3)
-    table = torch.from_numpy(np.ascontiguousarray(rows.T).view(np.int64))
-    return Plan(table, segments, pairing.src, pairing.dst, offsets, len(requests))
-
-
-def _descriptors(pairing: Pairing, segment: int, request: Request) -> list[tuple[int, int, int]]:
-    start, stop = pairing.bounds[segment : segment + 2].tolist()
-    entries = [[source for source, _ in regions] for regions in pairing.regions[start:stop]]
-    sent = Layout([region for regions in entries for region in regions], page_size=pairing.src.page_size)
-    return reference.descriptors(
-        sent,
-        pairing.dst,
-        _lists(request.src_pages, "src_pages"),
-        _lists(request.dst_pages, "dst_pages"),
-        src_start=request.src_start,
-        dst_start=request.dst_start,
-        num_tokens=request.num_tokens,
-        entries=[[region.key for region in regions] for regions in entries if len(regions) > 1],
-    )
-
-
-def _lists(pages: Any, what: str) -> Any:
-    if isinstance(pages, Mapping):
-        return {space: as_pages(ids, f"{what}[{space!r}]") for space, ids in pages.items()}
-    return as_pages(pages, what)
 
 
 def page_indices(

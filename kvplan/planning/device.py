@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from . import backend, ops
-from .errors import PlanError
-from .plan import Plan, Segment, segments_of
-from .refusal import refusal
-
-if TYPE_CHECKING:
-    from .pairing import Pairing
+from .. import ops
+from ..errors import PlanError
+from ..ops import backend
+from ..pairing import PairingTables
+from .plan import Plan, Segment
+from .refusal import refusal, segments_of
 
 
 class Planner:
@@ -31,7 +30,7 @@ class Planner:
 
     def __init__(
         self,
-        pairing: Pairing,
+        pairing: PairingTables,
         lists: Sequence[torch.Tensor],
         windows: Sequence[int],
         requests: int,

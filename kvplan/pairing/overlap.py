@@ -7,8 +7,8 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
-from .errors import PairingError
-from .layout import Region
+from ..errors import PairingError
+from ..layout import Region
 
 _MOST_STEPS = 1 << 22  # of all comparisons together, a few seconds; only strides that no allocator makes need more
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from .errors import LayoutError
-from .layout import Heads, Interleave, Layout, Memory, Region
+from ..errors import LayoutError
+from .layout import Layout
+from .region import Heads, Interleave, Memory, Region
 
 Bases = int | Mapping[tuple[str, int], int] | Callable[[str, int, int], int]
 """Where regions lie: an address from which they follow one another, a mapping (name, layer) -> address, or a function

@@ -8,15 +8,17 @@ oracle ("reference"), with a warning. The environment variable KVPLAN_BACKEND na
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from . import kernels, plain
+
+EXTENSION = Path(__file__).parents[1] / "_C.so"
 GPU_BACKENDS = ("cuda", "cupy", "triton")
 CPU_BACKENDS = ("cpu", "reference")
 VARIABLE = "KVPLAN_BACKEND"
@@ -45,8 +47,6 @@ class Facts:
 
 def facts(extension: Path) -> Facts:
     """Of this process and machine."""
-    from . import kernels
-
     gpu = None
     if torch.cuda.device_count() > 0:  # unlike is_available, starts no CUDA, so that the process may fork later
         gpu = "hip" if torch.version.hip else "cuda"
@@ -122,9 +122,7 @@ _registered: list[torch.library.Library] = []  # a registration ends with its Li
 
 def chosen() -> tuple[Choice, Choice]:
     """The back ends in use: (for CPU tensors, for GPU tensors)."""
-    from . import ops  # makes the choice
-
-    assert _choices is not None, ops
+    assert _choices is not None  # made when kvplan.ops was imported
     return _choices
 
 
@@ -160,8 +158,6 @@ def register(extension: Path) -> None:
     if not extension.exists():
         _register_fallback()
     if gpu.name in ("cuda", "cupy"):
-        from . import kernels
-
         try:
             kernels.load(gpu.name)
         except (ImportError, RuntimeError) as error:
@@ -183,24 +179,15 @@ def _without(gpu: Choice, error: Exception) -> Choice:
 
 
 def _register_fallback() -> None:
-    def late(name: str) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
-            from . import fallback  # which needs the ops
-
-            return getattr(fallback, name, fallback.missing)(*args)
-
-        return call
-
     library = torch.library.Library("kvplan", "IMPL")
     for name in ("page_indices", "find_runs", "copy_", "plan", "prepare", "plan_", "check_pages", "expand"):
-        # `plan` there is no op: plan.py asks it before any op.
-        library.impl(name, late("missing" if name == "plan" else name), "CPU")
+        library.impl(name, getattr(plain, name, plain.missing), "CPU")
     _registered.append(library)
 
 
 def _register_triton(key: str) -> None:
-    from . import triton_kernels
-
+    # Loaded by name: its folder is at the top of the source tree, and Triton is only needed here.
+    triton_kernels = importlib.import_module("kvplan.triton_kernels")
     library = torch.library.Library("kvplan", "IMPL")
     for name in ("plan_", "page_indices", "find_runs", "expand", "copy_"):
         library.impl(name, getattr(triton_kernels, name), key)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-FATBIN = Path(__file__).parent / "kernels.fatbin"
+_PACKAGE = Path(__file__).parents[1]
+FATBIN = _PACKAGE / "kernels.fatbin"
 
 # NVRTC has no C++ library; this is all of <cstdint> that csrc/ uses.
 _CSTDINT = """
@@ -41,7 +42,7 @@ def load(backend: str) -> None:
 
 def sources() -> dict[str, str]:
     """Name (as included) and text of every file of device code; "kernels.cu" is the one to compile."""
-    for folder in (Path(__file__).parent / "csrc", Path(__file__).parent.parent / "csrc"):
+    for folder in (_PACKAGE / "csrc", _PACKAGE.parent / "csrc"):  # installed; in the source tree
         if (folder / "cuda" / "kernels.cu").exists():
             files = [*folder.glob("*.h"), *(folder / "cuda").glob("*.h"), *(folder / "cuda").glob("*.cu*")]
             return {path.name: path.read_text() for path in files}

@@ -1,0 +1,1 @@
+"""For operators: cases explained, pictures of plans, and what is installed here."""

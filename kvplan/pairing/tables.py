@@ -1,0 +1,141 @@
+"""The tables of a pairing: all that is known of a peer before a request comes, as plain data."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import PairingError
+from ..layout import Layout, Memory, Region
+from ..ops.backend import send
+from .match import Slice
+
+
+class PairingTables:
+    """The tables for one (source rank, destination rank). `kvplan.Pairing` adds the methods that plan with them.
+
+    Attributes:
+        entries: torch int64 [E, 6]: src_base, src_stride, dst_base, dst_stride, nbytes, group. Bases are the bit
+            patterns of unsigned 64-bit addresses. Ordered by segment.
+        groups: torch int64 [G, 12], struct Group in csrc/entry.h.
+        spaces: torch int64 [S, 6], struct Space in csrc/entry.h, in the order of `space_names`.
+        bounds: torch int64 [segments + 1]: the entry at which each segment begins, and E.
+        tables: int64 [T]: a header and the four above in one tensor, as the op takes it. The others are views of it.
+        regions: for each entry the (source, destination) regions that it moves: one pair, or several neighbours.
+        space_names: the destination spaces that are written.
+        src_spaces: for each of them, the space that numbers its source pages.
+        narrowest: for each of them, the source and the destination region with the fewest pages. They bound page ids.
+        segment_memories: for each segment, the source memory and the destination memory.
+        src, dst: the two layouts.
+
+    Raises:
+        PairingError: one destination space would take source pages of two spaces, or of two page sizes.
+    """
+
+    def __init__(self, src: Layout, dst: Layout, slices: Sequence[Slice]) -> None:
+        self.src, self.dst = src, dst
+        self.dst_spaces = frozenset(dst.spaces)
+        order = {memories: None for memories in (piece.memories for piece in slices)}
+        self.segment_memories: tuple[tuple[Memory, Memory], ...] = tuple(order)
+        rank = {memories: number for number, memories in enumerate(order)}
+        slices = sorted(slices, key=lambda piece: rank[piece.memories])
+        self.regions = tuple(piece.regions for piece in slices)
+        used = {piece.space for piece in slices}
+        self.space_names: tuple[str, ...] = tuple(space for space in dst.spaces if space in used)
+        self._number = {space: k for k, space in enumerate(self.space_names)}
+        rules: dict[tuple[int, ...], int] = {}
+        rows = []
+        for piece in slices:
+            group = rules.setdefault((self._number[piece.space], *piece.rule), len(rules))
+            rows.append((piece.src_base, piece.src_stride, piece.dst_base, piece.dst_stride, piece.nbytes, group))
+        spaces = self._space_rows()
+        # For each space written: tokens that a source page covers.
+        self.src_tokens = {space: row[1] for space, row in zip(self.space_names, spaces, strict=True)}
+        self.unequal_src_tokens = len(set(self.src_tokens.values())) > 1
+        self.many_src_spaces = len(set(self.src_spaces.values())) > 1
+        counts = np.bincount([rank[piece.memories] for piece in slices], minlength=len(order))
+        sizes = (len(rows), len(rules), len(spaces), len(order))
+        bounds = (0, *np.cumsum(counts).tolist())
+        words = [*sizes, *_flat(rows), *_flat(rules), *_flat(spaces), *bounds]
+        self.tables = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
+        parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 6 * sizes[2], sizes[3] + 1])
+        self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
+        self.spaces, self.bounds = parts[2].view(-1, 6), parts[3]
+        self._tables_on: dict[torch.device, tuple[torch.Tensor, torch.Event]] = {}
+
+    def _space_rows(self) -> list[tuple[int, ...]]:
+        """Rows of struct Space; fills `src_spaces` and `narrowest`."""
+        members: dict[str, list[tuple[Region, Region]]] = {space: [] for space in self.space_names}
+        for pair in _flat(self.regions):
+            members[pair[1].space].append(pair)
+        self.src_spaces: dict[str, str] = {}
+        self.narrowest: list[tuple[Region, Region]] = []
+        rows: list[tuple[int, ...]] = []
+        for space, pairs in members.items():
+            _check_one_source_list(space, [region for region, _ in pairs])
+            source = min((region for region, _ in pairs), key=lambda region: region.num_pages)
+            destination = min((region for _, region in pairs), key=lambda region: region.num_pages)
+            self.narrowest.append((source, destination))
+            self.src_spaces[space] = source.space
+            row: list[int] = []
+            for narrowest, regions in zip((source, destination), zip(*pairs, strict=True), strict=True):
+                tokens: int = narrowest.tokens  # type: ignore[assignment]  # of a layout: filled in
+                # Interleaved lists must start at a virtual page.
+                align = tokens if any(region.interleave for region in regions) else 1
+                row += (narrowest.num_pages, tokens, align)
+            rows.append(tuple(row))
+        return rows
+
+    def tables_on(self, device: torch.device) -> torch.Tensor:
+        """`tables` on a device. They are copied there once."""
+        if device.type == "cpu":
+            return self.tables
+        module = torch.get_device_module(device.type)
+        stream = module.current_stream(device)
+        if device not in self._tables_on:
+            tables, event = send(self.tables, device), module.Event()
+            event.record(stream)
+            self._tables_on[device] = (tables, event)
+        tables, event = self._tables_on[device]
+        if not event.query():
+            stream.wait_event(event)  # another stream may be copying them
+        return tables
+
+    def destination(self, space: str) -> Region:
+        """The destination region whose num_pages bounds the page ids of `space`."""
+        return self.narrowest[self._number[space]][1]
+
+    def whole(self, entry: int) -> bool:
+        """Whether an entry moves whole pages, not rows: then a row is a page (see Side in csrc/entry.h)."""
+        source, destination = self.regions[entry][0]
+        compression = int(self.groups[int(self.entries[entry, 5]), 1])
+        return compression == source.tokens == destination.tokens and source.heads == destination.heads
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({len(self.entries)} entries, {len(self.groups)} groups, spaces={self.space_names})"
+        )
+
+
+def _flat(rows: Iterable[Iterable[Any]]) -> Iterable[Any]:
+    return itertools.chain.from_iterable(rows)
+
+
+def _check_one_source_list(space: str, sources: Sequence[Region]) -> None:
+    """A destination space takes one list of source pages, so all its source regions must be addressed alike."""
+    first = sources[0]
+    for region in sources:
+        if region.space != first.space:
+            raise PairingError(
+                f"space {space!r}: source {first} is numbered by space {first.space!r}, {region} by "
+                f"{region.space!r}; a destination space takes one list of source pages"
+            )
+        if region.tokens != first.tokens:
+            raise PairingError(
+                f"space {space!r}: source {first} covers {first.tokens} tokens a page and {region} "
+                f"{region.tokens}; a destination space takes one list of source pages"
+            )

@@ -1,0 +1,126 @@
+"""Pairings: made once for each peer, and what a serving stack calls for every request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..errors import PlanError
+from ..layout import Layout
+from ..ops import backend as backends
+from ..pairing import PairingTables, describe, match
+from .device import Planner
+from .make import make, planner
+from .plan import Plan, Request
+from .requests import PageLists
+
+
+def pair(src: Layout, dst: Layout, *, allow_unsent: Iterable[str] = ()) -> Pairing:
+    """Match source with destination regions by (name, layer), once per peer.
+
+    Args:
+        src: layout of this prefill rank.
+        dst: layout of the decode rank. Its regions without a source are left alone.
+        allow_unsent: names of source regions that may have no destination. Names that this layout lacks are fine, so
+            every pipeline stage can be given the same.
+
+    Raises:
+        PairingError: a source region has no destination, a pair cannot be moved row for row, or two destination
+            regions overlap. It names the regions and the reason.
+    """
+    return Pairing(src, dst, match(src, dst, allow_unsent))
+
+
+class Pairing(PairingTables):
+    """What goes from one source rank to one destination rank: made by `pair`, used for every request.
+
+    Its attributes, the tables, are those of `PairingTables`.
+    """
+
+    def explain(self) -> str:
+        """In words: which region goes where, under which space and rule, what was merged, what is left alone."""
+        return describe(self)
+
+    def plan(
+        self,
+        src_pages: Any,
+        dst_pages: Any,
+        *,
+        src_start: int = 0,
+        dst_start: int | None = None,
+        num_tokens: int | None = None,
+        backend: str | None = None,
+    ) -> Plan:
+        """The transfer plan of one request, or of one chunk of it.
+
+        Args:
+            src_pages: page ids of the source, int32 or int64 [P], in request order: a torch tensor, a NumPy array,
+                anything with DLPack, or a list. Or {destination space: such an array}: a space given by name pairs its
+                rows one to one, free of token positions; the key None gives the list for all other spaces. Where a
+                list is on a GPU the plan is made there, on the current stream, without waiting: see DevicePlan in
+                kvplan/planning/device.py.
+            dst_pages: {space: page ids}; an array alone where the destination layout has one space.
+            src_start: position in the request of the first token of src_pages[0].
+            dst_start: the same of dst_pages[0]. By default both lists start together and cover the same tokens, each
+                rounded up to its own page. When given, dst_pages is the request's list from dst_start on and must
+                cover what is sent.
+            num_tokens: valid tokens from src_start on; by default all that src_pages covers.
+            backend: one that must do it, or fail (see kvplan/ops/backend.py). "reference" always can, slowly.
+
+        Returns:
+            Plan: complete; an empty one where this rank owes the peer nothing.
+
+        Raises:
+            PlanError: the request cannot be planned whole. Names region, space, position and value.
+            ValueError: `backend` is not the one in use.
+        """
+        return make(PageLists(self).add(src_pages, dst_pages, src_start, dst_start, num_tokens), backend)
+
+    def planner(
+        self,
+        requests: Iterable[Request],
+        *,
+        device: torch.device | str | None = None,
+        pinned: bool = False,
+        backend: str | None = None,
+    ) -> Planner:
+        """Plan requests on a GPU more than once, as with CUDA graphs, or straight into pinned memory for an engine.
+
+        Args:
+            requests: as `plan_batch` takes them. Lists on the GPU are read anew by each run; others are copied there.
+            device: by default where the lists are.
+            pinned: whether the table is pinned host memory, which the kernels write themselves.
+            backend: as for `plan`.
+
+        Raises:
+            PlanError: lengths or positions do not fit; or no list is on a GPU, and no device is given.
+            ValueError: `backend` is not the one in use.
+        """
+        lists = PageLists(self).add_all(requests)
+        try:
+            where = lists.device if device is None else torch.empty(0, device=device).device  # with its index
+        except (AssertionError, RuntimeError) as error:
+            raise PlanError(f"cannot plan on {device}: {str(error).splitlines()[0]}") from None
+        if where is None:
+            raise PlanError("no list is on a GPU: say on which device to plan")
+        if backend is not None:
+            backends.check_in_use(backend, where.type)
+        return planner(lists, where, pinned)
+
+    def plan_batch(self, requests: Iterable[Request], *, backend: str | None = None) -> Plan:
+        """One plan for many requests (or chunks) to this peer, in one op call.
+
+        Args:
+            requests: `kvplan.Request`s, whose fields are the arguments of `plan`. No two may write one page.
+            backend: as for `plan`.
+
+        Returns:
+            Plan: by segment, then request, then entry, then position; `Plan.offsets` says where each request lies, and
+            `Plan.request(k)` gives the k-th as a plan of its own.
+
+        Raises:
+            PlanError: as `plan`, with the number of the request.
+        """
+        return make(PageLists(self).add_all(requests), backend)

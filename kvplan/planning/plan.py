@@ -1,0 +1,143 @@
+"""Plans: tables of descriptors, cut into segments, and the requests they are made for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..layout import Layout, Memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """Descriptors [start, stop) of a plan: all from one kind of memory to one kind."""
+
+    src_memory: Memory
+    dst_memory: Memory
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """Arguments of `Pairing.plan` for one request of a batch; see there."""
+
+    src_pages: Any
+    dst_pages: Any
+    src_start: int = 0
+    dst_start: int | None = None
+    num_tokens: int | None = None
+
+
+class Plan:
+    """Which bytes go where: `table`, torch int64 [3, N], rows src address, dst address, nbytes.
+
+    Addresses are unsigned; the table holds their bit patterns. Descriptors are ordered by segment, then entry, then
+    position in the request.
+
+    Args:
+        table: int64 [3, N], on the CPU.
+        segments: cut the N descriptors, in order and without gaps.
+        src_layout, dst_layout: the layouts the addresses belong to, where known; engines check against them.
+        offsets: for each segment, where the descriptors of each request begin, and where the last one's end: a list of
+            requests + 1 numbers a segment. Default: one request.
+        requests: how many requests it holds.
+    """
+
+    def __init__(
+        self,
+        table: torch.Tensor,
+        segments: Sequence[Segment],
+        src_layout: Layout | None = None,
+        dst_layout: Layout | None = None,
+        offsets: Sequence[Sequence[int]] | None = None,
+        requests: int = 1,
+    ) -> None:
+        self.table = table
+        self.segments = tuple(segments)
+        self.src_layout = src_layout
+        self.dst_layout = dst_layout
+        self.requests = requests
+        self.offsets = offsets if offsets is not None else [[s.start, s.stop] for s in self.segments]
+
+    def __len__(self) -> int:
+        return self.table.shape[1]
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{len(s)} {s.src_memory}->{s.dst_memory}" for s in self.segments)
+        return f"Plan({len(self)} descriptors, {self.total_bytes} bytes: {parts or 'empty'})"
+
+    @property
+    def src(self) -> torch.Tensor:
+        """Source addresses, torch uint64 [N], a view."""
+        return self.table[0].view(torch.uint64)
+
+    @property
+    def dst(self) -> torch.Tensor:
+        """Destination addresses, torch uint64 [N], a view."""
+        return self.table[1].view(torch.uint64)
+
+    @property
+    def nbytes(self) -> torch.Tensor:
+        """Bytes of each descriptor, torch uint64 [N], a view."""
+        return self.table[2].view(torch.uint64)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes moved in all."""
+        # Halves apart: int64 holds the sum of either.
+        high, low = int((self.table[2] >> 32).sum()), int((self.table[2] & 0xFFFFFFFF).sum())
+        return (high << 32) + low
+
+    def explain(self) -> str:
+        """In words: descriptors and bytes of each segment, and how large the descriptors are."""
+        lines = [f"{len(self)} descriptors, {self.total_bytes} bytes"]
+        for segment in self.segments:
+            sizes = Counter(self.table[2, segment.start : segment.stop].tolist())
+            total = sum(size * count for size, count in sizes.items())
+            lines.append(
+                f"segment {segment.src_memory} -> {segment.dst_memory}: descriptors {segment.start} to "
+                f"{segment.stop - 1} ({len(segment)}), {total} bytes"
+            )
+            common = sizes.most_common(4)
+            rest = len(sizes) - len(common)
+            text = ", ".join(f"{count} of {size} bytes" for size, count in common)
+            lines.append(f"  {text}" + (f", and {rest} other sizes" if rest else ""))
+        return "\n".join(lines)
+
+    def lists(self) -> tuple[list[int], list[int], list[int]]:
+        """(src, dst, nbytes) as Python lists of non-negative ints, for engines that take no arrays."""
+        src, dst, nbytes = self.table.numpy().view(np.uint64)
+        return src.tolist(), dst.tolist(), nbytes.tolist()
+
+    def request(self, number: int) -> Plan:
+        """The descriptors of one request of a batch, a plan of their own (a view where there is one segment)."""
+        if not 0 <= number < self.requests:
+            raise IndexError(f"request {number} is not one of the {self.requests} of this plan")
+        parts, segments, at = [], [], 0
+        for segment, cuts in zip(self.segments, self.offsets, strict=True):
+            start, stop = cuts[number], cuts[number + 1]
+            if stop > start:
+                parts.append(self.table[:, start:stop])
+                segments.append(dataclasses.replace(segment, start=at, stop=at + stop - start))
+                at += stop - start
+        table = parts[0] if len(parts) == 1 else torch.cat([self.table[:, :0], *parts], dim=1)
+        return Plan(table, segments, self.src_layout, self.dst_layout)
+
+    def chunks(self, max_descriptors: int) -> Iterator[Plan]:
+        """Cuts of at most `max_descriptors`, each within one segment, in order; views, no copies."""
+        if max_descriptors < 1:
+            raise ValueError(f"max_descriptors is {max_descriptors}; it must be at least 1")
+        for segment in self.segments:
+            for start in range(segment.start, segment.stop, max_descriptors):
+                stop = min(start + max_descriptors, segment.stop)
+                part = dataclasses.replace(segment, start=0, stop=stop - start)
+                yield Plan(self.table[:, start:stop], (part,), self.src_layout, self.dst_layout)
