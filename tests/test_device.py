@@ -7,6 +7,8 @@ from strategies import clusters, profile
 
 import kvplan
 from kvplan import PlanError, Request
+from kvplan.planning import make
+from kvplan.planning.requests import PageLists
 
 CPU = torch.device("cpu")
 
@@ -132,7 +134,11 @@ def test_a_page_that_two_requests_write_is_told_where_it_is_written():
 def test_lists_on_another_device_are_refused():
     made = pairing()
     meta = torch.empty(1, dtype=torch.int64, device="meta")
+    lists = PageLists(made).add([1], {"host": [2], "device": [3]}, 0, None, None)
+    lists.lists[1] = meta  # a device that is here: no page id can be read from it, so `planner` does not let it in
     with pytest.raises(PlanError, match="page ids are on meta, and the plan is to be made on cpu"):
+        make.planner(lists, torch.device("cpu"), pinned=False)
+    with pytest.raises(PlanError, match=r"request 0: src_pages holds no page ids: it is a meta tensor"):
         made.planner([Request(meta, {"host": meta, "device": meta})], device="cpu")
 
 

@@ -92,7 +92,7 @@ def test_a_read_only_array_is_read_without_a_warning(recwarn):
         (["1"], "integers"),
         (5, "integers"),
         (None, "integers"),
-        ([1 << 70], "integers|no list"),
+        ([1 << 70], f"page id {1 << 70} at position 0 is out of range"),
         (np.array([1 << 63], np.uint64), "out of range"),
         (torch.tensor([1.0]), "integers"),
         ([[1], [1, 2]], "no list of page ids"),

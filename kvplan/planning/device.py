@@ -12,8 +12,8 @@ from .. import ops
 from ..errors import PlanError
 from ..ops import backend
 from ..pairing import PairingTables
-from .plan import Plan, Segment
-from .refusal import refusal, segments_of
+from .plan import Cuts, Plan, cuts_of
+from .refusal import refusal
 
 
 class Planner:
@@ -123,7 +123,7 @@ class DevicePlan(Plan):
         self._told = told
         self._event = event
         self._captured = event is None and planner.device.type != "cpu"
-        self._read: tuple[torch.Tensor, tuple[Segment, ...], list[list[int]]] | None = None
+        self._read: tuple[torch.Tensor, Cuts] | None = None
 
     def wait(self) -> None:
         """Return when the plan is made.
@@ -133,11 +133,10 @@ class DevicePlan(Plan):
         """
         self._fetch()
 
-    def _fetch(self) -> tuple[torch.Tensor, tuple[Segment, ...], list[list[int]]]:
+    def _fetch(self) -> tuple[torch.Tensor, Cuts]:
         if self._read is None:
             facts = self._facts()
-            segments, offsets = segments_of(self._planner.pairing, facts, self.requests)
-            read = self.device_table[:, : facts[-1]].cpu(), tuple(segments), offsets
+            read = self.device_table[:, : facts[-1]].cpu(), cuts_of(self.segment_memories, facts, self.requests)
             if self._captured:
                 return read  # another one after the next replay
             self._read = read
@@ -176,12 +175,5 @@ class DevicePlan(Plan):
         """int64 [3, N] on the CPU."""
         return self._fetch()[0]
 
-    @property
-    def segments(self) -> tuple[Segment, ...]:  # type: ignore[override]
-        """See Plan."""
+    def _segments_and_offsets(self) -> Cuts:
         return self._fetch()[1]
-
-    @property
-    def offsets(self) -> list[list[int]]:  # type: ignore[override]
-        """See Plan."""
-        return self._fetch()[2]

@@ -11,8 +11,10 @@ from . import oracle
 from .device import Planner
 from .pages import NO_PAGES
 from .plan import Plan
-from .refusal import refusal, segments_of
+from .refusal import refusal
 from .requests import PageLists
+
+_SMALL = 4096  # page ids of a small request: 32 KB
 
 
 def make(lists: PageLists, wanted: str | None) -> Plan:
@@ -33,19 +35,39 @@ def make(lists: PageLists, wanted: str | None) -> Plan:
     if lists.device is not None:
         return planner(lists, lists.device, pinned=False).run()
     pairing = lists.pairing
-    pages = np.concatenate(lists.lists) if lists.lists else NO_PAGES
-    table, info = ops.plan(pairing.tables, torch.from_numpy(pages), lists.windows)
+    small = lists.size <= _SMALL
+    if small:
+        # The memory of a small request's ids is kept for the next one: to make it takes longer than to plan.
+        try:
+            kept = pairing.kept.pop()
+        except IndexError:
+            kept = _room()
+        pages, tensor = kept
+        np.concatenate((NO_PAGES, *lists.lists), out=pages[: lists.size])
+    else:
+        pages = np.concatenate(lists.lists)
+        tensor = torch.from_numpy(pages)
+    table, info = ops.plan(pairing.tables, tensor, lists.windows)
     facts = info.tolist()
     if facts[0]:
         raise refusal(pairing, facts, pages, lists.windows)
-    segments, offsets = segments_of(pairing, facts, lists.requests if lists.windows else 0)
-    return Plan(table, segments, pairing.src, pairing.dst, offsets, lists.requests)
+    if small:
+        pairing.kept.append(kept)
+    return Plan.of_info(table, pairing.segment_memories, facts, pairing.src, pairing.dst, lists.requests)
+
+
+def _room() -> tuple[np.ndarray, torch.Tensor]:
+    ids = np.empty(_SMALL, np.int64)
+    return ids, torch.from_numpy(ids)
 
 
 def planner(lists: PageLists, device: torch.device, pinned: bool) -> Planner:
     """A planner of all requests in `lists` on a GPU. Lists that are on the CPU are copied there, without waiting."""
-    on_device = [
-        ids if isinstance(ids, torch.Tensor) else backend.send(torch.from_numpy(np.ascontiguousarray(ids)), device)
-        for ids in lists.lists
-    ]
+    on_device = [ids if isinstance(ids, torch.Tensor) else backend.send(_tensor(ids), device) for ids in lists.lists]
     return Planner(lists.pairing, on_device, lists.windows, lists.requests, device, pinned)
+
+
+def _tensor(ids: np.ndarray) -> torch.Tensor:
+    """A view where torch has one: it takes no negative stride, and warns of memory that it must not write."""
+    viewable = ids.flags.writeable and ids.flags.c_contiguous
+    return torch.from_numpy(ids if viewable else ids.copy())

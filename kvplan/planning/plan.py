@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,6 +24,23 @@ class Segment:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+
+_Memories: TypeAlias = "Sequence[tuple[Memory, Memory]]"  # of each segment: source, destination
+Cuts: TypeAlias = "tuple[tuple[Segment, ...], Sequence[Sequence[int]]]"  # Plan.segments and Plan.offsets
+
+
+def cuts_of(memories: _Memories, info: Sequence[int], requests: int) -> Cuts:
+    """(segments, offsets) of a Plan from the words of an op's info. Segments without descriptors are left out."""
+    segments, offsets = [], []
+    at = 5  # behind the status
+    for src, dst in memories:
+        cuts = list(info[at : at + requests + 1])
+        at += requests
+        if cuts[-1] > cuts[0]:
+            segments.append(Segment(src, dst, cuts[0], cuts[-1]))
+            offsets.append(cuts)
+    return tuple(segments), offsets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +79,39 @@ class Plan:
         requests: int = 1,
     ) -> None:
         self.table = table
-        self.segments = tuple(segments)
         self.src_layout = src_layout
         self.dst_layout = dst_layout
         self.requests = requests
-        self.offsets = offsets if offsets is not None else [[s.start, s.stop] for s in self.segments]
+        segments = tuple(segments)
+        self._cuts: Cuts = segments, [[s.start, s.stop] for s in segments] if offsets is None else offsets
+        self._info: tuple[_Memories, Sequence[int], int] | None = None
+
+    @classmethod
+    def of_info(
+        cls, table: torch.Tensor, memories: _Memories, info: Sequence[int], src: Layout, dst: Layout, requests: int
+    ) -> Plan:
+        """A plan whose segments are still the words of an op's info. They are made when somebody asks for them."""
+        plan = cls.__new__(cls)
+        plan.table, plan.src_layout, plan.dst_layout, plan.requests = table, src, dst, requests
+        plan._info = memories, info, requests
+        return plan
+
+    def _segments_and_offsets(self) -> Cuts:
+        info = self._info
+        if info is not None:
+            self._cuts = cuts_of(*info)
+            self._info = None  # after the cuts, for threads that ask at the same time
+        return self._cuts
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Cuts of the descriptors by kinds of memory, in order and without gaps."""
+        return self._segments_and_offsets()[0]
+
+    @property
+    def offsets(self) -> Sequence[Sequence[int]]:
+        """For each segment, where the descriptors of each request begin, and where the last one's end."""
+        return self._segments_and_offsets()[1]
 
     def __len__(self) -> int:
         return self.table.shape[1]

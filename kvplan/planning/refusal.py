@@ -1,4 +1,4 @@
-"""What the words of an op's info mean: the segments of a plan, or the reason why the request is refused."""
+"""The reason why a request is refused, in words: region, space, position and value."""
 
 from __future__ import annotations
 
@@ -8,20 +8,6 @@ import numpy as np
 
 from ..errors import PlanError
 from ..pairing import PairingTables
-from .plan import Segment
-
-
-def segments_of(pairing: PairingTables, facts: Sequence[int], requests: int) -> tuple[list[Segment], list[list[int]]]:
-    """(segments, offsets) of a Plan from the words of an info: those that have descriptors."""
-    segments, offsets = [], []
-    at = 5
-    for src, dst in pairing.segment_memories:
-        cuts = list(facts[at : at + requests + 1])
-        at += requests
-        if cuts[-1] > cuts[0]:
-            segments.append(Segment(src, dst, cuts[0], cuts[-1]))
-            offsets.append(cuts)
-    return segments, offsets
 
 
 def refusal(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:

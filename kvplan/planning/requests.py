@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,11 @@ import torch
 
 from ..errors import PlanError, shown
 from ..pairing import PairingTables
-from .pages import as_pages
+from .pages import PAGE_TYPES, as_pages
 from .plan import Request
+
+_WHOLE = (0, -1, -1)  # window: from token 0, both lists together, all that the source list covers
+_ARRAYS = (np.ndarray, torch.Tensor, list)  # what is no mapping, told quickly
 
 
 class PageLists:
@@ -23,7 +26,10 @@ class PageLists:
         windows: for each request, for each space, the seven numbers of struct Window; see `ops.plan`. Offsets count
             page ids of all lists behind one another.
         requests: how many requests they are.
+        size: page ids in all lists.
     """
+
+    __slots__ = ("device", "lists", "pairing", "requests", "size", "windows")
 
     def __init__(self, pairing: PairingTables) -> None:
         self.pairing = pairing
@@ -31,7 +37,7 @@ class PageLists:
         self.device: torch.device | None = None
         self.windows: list[int] = []
         self.requests = 0
-        self._size = 0  # page ids in all lists
+        self.size = 0
 
     def add_all(self, requests: Iterable[Request]) -> PageLists:
         """Add the requests of a batch, and return this object. A PlanError says which request is at fault."""
@@ -49,47 +55,65 @@ class PageLists:
     ) -> PageLists:
         """Check the form of one request's arguments, add them, and return this object. The op checks their values."""
         pairing = self.pairing
-        if not isinstance(dst_pages, dict):
+        if type(dst_pages) is not dict:
             dst_pages = _one_space(pairing, dst_pages)
-        if not dst_pages.keys() <= pairing.dst_spaces:
-            raise _unknown_space(pairing, dst_pages, "dst_pages")
-        window = (
-            _position(src_start, "src_start"),
-            -1 if dst_start is None else _position(dst_start, "dst_start"),
-            -1 if num_tokens is None else _position(num_tokens, "num_tokens"),
-        )
-        named = dict(src_pages) if isinstance(src_pages, Mapping) else None
-        if named is not None and not named.keys() - {None} <= pairing.dst_spaces:
-            raise _unknown_space(pairing, named, "src_pages")
+        if src_start == 0 and dst_start is None and num_tokens is None and src_start.__class__ is int:
+            window = _WHOLE
+        else:
+            window = (
+                _position(src_start, "src_start"),
+                -1 if dst_start is None else _position(dst_start, "dst_start"),
+                -1 if num_tokens is None else _position(num_tokens, "num_tokens"),
+            )
+        named = None if isinstance(src_pages, _ARRAYS) else _by_name(pairing, src_pages)
         if pairing.many_src_spaces:
             _check_one_numbering(pairing, named or ())
         if num_tokens is None and pairing.unequal_src_tokens:
             _check_one_meaning(pairing, named or ())
+        if len(dst_pages) != len(pairing.space_names):
+            _check_spaces(pairing, dst_pages, "dst_pages")
         shared = None  # offset and length of the source list that serves all spaces
         for space in pairing.space_names:
-            if space not in dst_pages:
-                raise PlanError(f"dst_pages lacks space {space!r}, whose pages hold {pairing.destination(space)}")
+            try:
+                pages = dst_pages[space]
+            except KeyError:
+                _check_spaces(pairing, dst_pages, "dst_pages")
+                raise PlanError(
+                    f"dst_pages lacks space {space!r}, whose pages hold {pairing.destination(space)}"
+                ) from None
             if named is not None and space in named:
-                source, times = self._append(named[space], f"src_pages[{space!r}]"), (0, -1, -1)
+                source, times = self._append(named[space], "src_pages", space), _WHOLE
             else:
                 if shared is None:
-                    shared = self._append(_for_others(named, space) if named is not None else src_pages, "src_pages")
+                    shared = self._append(src_pages if named is None else _for_others(named, space), "src_pages")
                 source, times = shared, window
-            self.windows += source + self._append(dst_pages[space], f"dst_pages[{space!r}]") + times
+            self.windows += source + self._append(pages, "dst_pages", space) + times
         self.requests += 1
         return self
 
-    def _append(self, pages: Any, what: str) -> tuple[int, int]:
+    def _append(self, pages: Any, what: str, space: str | None = None) -> tuple[int, int]:
         """Offset and length of a list, which is kept."""
-        array = as_pages(pages, what, on_device=True)
-        if isinstance(array, torch.Tensor):
-            if self.device not in (None, array.device):
-                raise PlanError(f"{what} is on {array.device}, another list on {self.device}")
-            self.device = array.device
-        offset, count = self._size, len(array)
+        if type(pages) is np.ndarray and pages.ndim == 1 and pages.dtype in PAGE_TYPES:
+            array = pages  # by far the most common
+        else:
+            array = as_pages(pages, what if space is None else f"{what}[{space!r}]", on_device=True)
+            if isinstance(array, torch.Tensor):
+                if self.device not in (None, array.device):
+                    raise PlanError(f"{what} is on {array.device}, another list on {self.device}")
+                self.device = array.device
+        offset, count = self.size, len(array)
         self.lists.append(array)
-        self._size += count
+        self.size = offset + count
         return offset, count
+
+
+def _by_name(pairing: PairingTables, src_pages: Any) -> dict[Any, Any] | None:
+    """Source lists by destination space, where they are given so."""
+    if not isinstance(src_pages, Mapping):
+        return None
+    named = dict(src_pages)
+    _check_spaces(pairing, named.keys() - {None}, "src_pages")
+    return named
 
 
 def _one_space(pairing: PairingTables, dst_pages: Any) -> dict[str, Any]:
@@ -107,10 +131,11 @@ def _for_others(named: Mapping[Any, Any], space: str) -> Any:
     return named[None]
 
 
-def _unknown_space(pairing: PairingTables, given: Mapping[Any, Any], what: str) -> PlanError:
+def _check_spaces(pairing: PairingTables, given: Collection[Any], what: str) -> None:
     unknown = sorted(shown(space) for space in given if space not in pairing.dst_spaces)
-    named = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-    return PlanError(f"{what} names {named}; the destination has the spaces {pairing.dst.spaces}")
+    if unknown:
+        named = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        raise PlanError(f"{what} names {named}; the destination has the spaces {pairing.dst.spaces}")
 
 
 def _check_one_numbering(pairing: PairingTables, named: Any) -> None:
