@@ -7,6 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from . import __version__
+
 # command -> (module with add_arguments and main, what it does). Modules are loaded one at a time: doctor must run where
 # what the others need is missing.
 COMMANDS = {
@@ -25,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m kvplan", description="Transfer plans for KV caches between prefill and decode machines."
     )
+    parser.add_argument("--version", action="version", version=f"kvplan {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module_name, text) in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
@@ -15,6 +16,15 @@ class PairingError(ValueError):
 
 class PlanError(ValueError):
     """A request cannot be planned, or a plan may not be submitted (message: region, space, position, value)."""
+
+    _case: Callable[[], dict[str, Any]] | None = None
+
+    def case(self) -> dict[str, Any] | None:
+        """The layouts and requests that were refused, for `json.dump`. None where the error is about no request.
+
+        `python -m kvplan explain FILE` reads the file, and says what goes where and why it is refused.
+        """
+        return None if self._case is None else self._case()
 
 
 class TransferError(RuntimeError):

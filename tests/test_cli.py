@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kvplan import __main__ as cli
 from kvplan.inspect import doctor
 
@@ -59,3 +61,11 @@ def test_the_first_example_of_the_readme_runs():
     text = (ROOT / "README.md").read_text()
     example = re.search(r"## A first example\n\n```python\n(.*?)```", text, re.S).group(1)
     exec(compile(example, "README.md", "exec"), {})
+
+
+def test_version(capsys):
+    import kvplan
+
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0 and capsys.readouterr().out == f"kvplan {kvplan.__version__}\n"

@@ -1,11 +1,14 @@
 """Explanations: of pairings, plans and refusals; and the picture."""
 
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from kvplan import Heads, Interleave, Layout, Memory, Region, pair
+from kvplan import Heads, Interleave, Layout, Memory, PlanError, Region, Request, pair
 from kvplan import __main__ as cli
 
 CASES = Path(__file__).parent / "cases"
@@ -64,7 +67,7 @@ def test_what_is_left_unsent_and_what_is_merged():
     assert "not sent: region draft layer 0: allowed to stay unsent" in text
     assert "not sent: region other layer 0: this peer holds none of its heads" in text
     replica = Layout(src.regions[:3], page_size=4, replica=(1, 2))
-    assert "not sent: region kv layer 0: sent by another of the 2 replicas" in pair(replica, dst).explain()
+    assert "not sent: region kv layer 0, 2: sent by another of the 2 replicas" in pair(replica, dst).explain()
 
 
 def test_a_file_that_is_no_case(capsys, tmp_path):
@@ -86,3 +89,80 @@ def test_interleave_and_memory_are_words():
     src = Layout([Region("kv", 0, 0, 64, 8, memory=Memory.VRAM(1))], page_size=4)
     dst = Layout([Region("kv", 0, 1 << 20, 64, 8, tokens=8, interleave=Interleave(2, 1))], page_size=4)
     assert "segment VRAM:1 -> DRAM" in pair(src, dst).explain()
+
+
+# ----------------------------------------------------------------------------------------- refusals, kept and explained
+
+
+def two_spaces():
+    def layout(base, host):
+        regions = [Region("c4", k, base + (k << 16), 64, 10, space="host" if host else "device") for k in range(4)]
+        return Layout([*regions, Region("idx", 0, base + (9 << 16), 16, 10)], page_size=4)
+
+    return pair(layout(1 << 20, False), layout(1 << 30, True))
+
+
+LISTS = {
+    "one source list": lambda: ([1, 2], {"host": [3, 4], "device": [5, 5]}, {}),
+    "a chunk": lambda: (np.array([1, 2]), {"host": [3, 99, 5], "device": torch.tensor([5, 6, 7])},
+                        {"src_start": 4, "dst_start": 0, "num_tokens": 7}),
+    "by name": lambda: ({"host": [1, 2], None: [3]}, {"host": (3, 3), "device": [5]}, {}),
+    "lengths": lambda: ([1, 2], {"host": [3, 4, 5], "device": [5, 6]}, {}),
+    "a space missing": lambda: ([1, 2], {"host": [3, 4]}, {}),
+    "no page ids": lambda: (None, {"host": [3, 4], "device": [5, 6]}, {}),
+    "no position": lambda: ([1, 2], {"host": [3, 4], "device": [5, 6]}, {"src_start": 0.5}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_a_refused_request_is_kept_and_explained(capsys, tmp_path, kind):
+    src_pages, dst_pages, positions = LISTS[kind]()
+    first, request = Request([0], {"host": [0], "device": [0]}), Request(src_pages, dst_pages, **positions)
+    for plan in (
+        lambda: two_spaces().plan(src_pages, dst_pages, **positions),
+        lambda: two_spaces().plan_batch([first, request]),
+        lambda: two_spaces().planner([request], device="cpu").run().wait(),
+    ):
+        with pytest.raises(PlanError) as error:
+            plan()
+        file = tmp_path / "case.json"
+        file.write_text(json.dumps(error.value.case()))
+        assert cli.main(["explain", str(file)]) == 1
+        out = capsys.readouterr().out
+        assert "entries 0 to 3, group 0: c4 layer 0 to 3, space 'device' -> 'host'" in out
+        told = out.split("REFUSED when planned: ")[1].strip()
+        if kind not in ("no page ids", "no position"):  # of these the words say what stood in the file
+            assert told.removeprefix("request 0: ") == str(error.value).removeprefix("request 0: ")
+
+
+def test_a_case_holds_the_ids_that_were_refused(tmp_path):
+    ids = np.array([1, 77, 3])
+    with pytest.raises(PlanError, match="page id 77 at position 1") as error:
+        two_spaces().plan(ids, {"host": [1, 2, 3], "device": [1, 2, 3]})
+    ids[:] = 5  # a buffer that is used again
+    assert error.value.case()["requests"][0]["src_pages"] == [1, 77, 3]
+    assert PlanError("about no request").case() is None
+
+
+def test_layouts_as_they_are_sent_are_explained(capsys, tmp_path):
+    pairing = two_spaces()
+    file = tmp_path / "layouts.json"
+    file.write_text(json.dumps({"src": pairing.src.to_dict(), "dst": pairing.dst.to_dict()}))
+    assert cli.main(["explain", str(file)]) == 0
+    assert "5 entries" in capsys.readouterr().out
+
+
+def test_deep_nesting_is_refused(capsys, tmp_path):
+    file = tmp_path / "deep.json"
+    deep = "[" * 200_000 + "]" * 200_000
+    for text in (deep, '{"src": ' + deep + "}", '{"page_size": 4, "src": [], "dst": [], "src_pages": ' + deep + "}"):
+        file.write_text(text)
+        assert cli.main(["explain", str(file)]) == 2
+    assert capsys.readouterr().err.count("nested too deeply") == 3
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(capsys, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert explain(capsys, "dcp_0", "--picture", str(tmp_path / "x.png"))[0] == 2
+    cli.main(["explain", str(CASES / "dcp_0.json"), "--picture", str(tmp_path / "x.png")])
+    assert "pip install matplotlib" in capsys.readouterr().err

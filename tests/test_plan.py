@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import kvplan
-from kvplan import Heads, Interleave, Layout, Memory, PlanError, Region, Request, pair
+from kvplan import Heads, Interleave, Layout, LayoutError, Memory, PlanError, Region, Request, pair
 
 SRC = Layout([Region("c4", 0, 1 << 20, 100, 16), Region("idx", 0, 1 << 24, 10, 16, memory=Memory.VRAM(0))], page_size=4)
 DST = Layout(
@@ -362,3 +362,19 @@ def test_more_descriptors_than_any_memory_holds_are_refused(pages, layers):
     )
     _, status = kvplan.ops.prepare(pair(layout, other).tables, [0, pages, 0, pages, 0, -1, -1], pages)
     assert status[0] == 11
+
+
+def test_the_cause_is_named_and_not_what_follows_from_it():
+    layouts = [Layout([Region("kv", 0, base, 64, 99)], page_size=64) for base in (1 << 20, 1 << 30)]
+    made = pair(*layouts)
+    for dst_pages in ([4, 5, 6], [4, 5, 6, 7]):
+        with pytest.raises(
+            PlanError, match="start is not aligned: src_start 100 and dst_start 0 must differ by a mult.* 64"
+        ):
+            made.plan([1, 2], dst_pages, src_start=100, dst_start=0)
+    with pytest.raises(PlanError, match="is 3 pages, .* exactly 2 pages .* pass dst_start=0"):
+        made.plan([1, 2], [4, 5, 6], src_start=64)
+    with pytest.raises(PlanError, match="is 1 pages, but .* exactly 2 pages .*0\\)$"):
+        made.plan([1, 2], [4])
+    with pytest.raises(LayoutError, match=r"heads must be a Heads\(start, stop, total\), not 8"):
+        Region("kv", 0, 0, 64, 8, heads=8)

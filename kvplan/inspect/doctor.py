@@ -42,6 +42,16 @@ def _torch() -> Finding:
     return Finding("torch", version >= (2, 11), torch.__version__, fix, needed=True)
 
 
+def _numpy() -> Finding:
+    fix = "pip install 'numpy>=1.26'"
+    try:
+        import numpy
+    except ImportError as error:
+        return Finding("NumPy", False, str(error).splitlines()[0], fix, needed=True)
+    version = tuple(int(part) for part in numpy.__version__.split(".")[:2])
+    return Finding("NumPy", version >= (1, 26), numpy.__version__, fix, needed=True)
+
+
 def _extension() -> Finding:
     fix = "in the source tree: pip install --no-build-isolation --editable . (needs g++ and cmake)"
     try:
@@ -120,6 +130,7 @@ UNUSED = "nothing to do: this release of kvplan does not use it"
 CHECKS: tuple[Callable[[], Finding], ...] = (
     _python,
     _torch,
+    _numpy,
     _extension,
     _cuda,
     _nvcc,

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from ..errors import LayoutError, PairingError, PlanError
+from ..planning import case as cases
 from ..planning import pair
-from . import case as cases
 from . import picture
 
 
@@ -15,8 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `python -m kvplan explain`."""
     parser.add_argument(
         "file",
-        help="JSON: page_size, src and dst (regions as Layout.to_dict writes them), src_pages, dst_pages, and where "
-        "needed src_start, dst_start, num_tokens, allow_unsent, src_replica",
+        help="JSON: src and dst (as Layout.to_dict writes them, or lists of regions with page_size beside them), "
+        "src_pages and dst_pages, and where needed src_start, dst_start, num_tokens, allow_unsent, src_replica. For "
+        "several requests, a list of such objects under requests. With layouts alone, only the pairing is explained. "
+        "PlanError.case() makes such a file of what was refused",
     )
     parser.add_argument("--picture", metavar="OUT.png", help="draw the pages of each space and the runs between them")
 
@@ -36,13 +38,19 @@ def main(args: argparse.Namespace) -> int:
         print(f"REFUSED when paired: {error}")
         return 1
     print(pairing.explain())
+    if not case.requests:
+        return 0
     try:
-        plan = pairing.plan(case.src_pages, case.dst_pages, **case.window)
+        plan = pairing.plan_batch(case.requests) if len(case.requests) > 1 else pairing.plan(**vars(case.requests[0]))
     except PlanError as error:
         print(f"REFUSED when planned: {error}")
         return 1
     print(plan.explain())
     if args.picture:
-        picture.draw(pairing, plan, args.picture)
+        try:
+            picture.draw(pairing, plan, args.picture)
+        except (ImportError, OSError) as error:
+            print(f"kvplan explain: no picture: {error}", file=sys.stderr)
+            return 2
         print(f"picture: {args.picture}")
     return 0

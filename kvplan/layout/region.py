@@ -136,7 +136,8 @@ class Region:
         for field, kind in (("memory", Memory), ("heads", Heads), ("interleave", Interleave)):
             value = getattr(self, field)
             if not isinstance(value, kind) and (value is not None or field == "memory"):
-                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}, not {shown(value)}")
+                names = ", ".join(f.name for f in dataclasses.fields(kind))
+                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}({names}), not {shown(value)}")
         if self.page_stride is None:
             object.__setattr__(self, "page_stride", self.page_bytes)
         self._set("layer", -INT64_END)

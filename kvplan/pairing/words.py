@@ -7,38 +7,50 @@ from .tables import PairingTables
 
 
 def describe(pairing: PairingTables) -> str:
-    """Which region goes where, under which space and rule, and what was merged."""
+    """Which region goes where, under which space and rule, and what was merged. Equal layers share a line."""
     lines = [f"{len(pairing.entries)} entries, {len(pairing.groups)} groups of index pairs"]
     entries = pairing.entries.tolist()
     for memories, start, stop in zip(pairing.segment_memories, pairing.bounds, pairing.bounds[1:], strict=False):
         lines.append(f"segment {memories[0]} -> {memories[1]}:")
+        alike: dict[tuple[str, ...], list[int]] = {}
         for number in range(int(start), int(stop)):
-            lines.append(_entry_line(pairing, number, entries[number]))
+            alike.setdefault(_rule(pairing, number, entries[number]), []).append(number)
+        lines += [_entries_line(pairing, rule, numbers) for rule, numbers in alike.items()]
     sent = {pair[0].key for regions in pairing.regions for pair in regions}
     lines += _left(pairing, sent)
     return "\n".join(lines)
 
 
-def _entry_line(pairing: PairingTables, number: int, entry: list[int]) -> str:
+def _rule(pairing: PairingTables, number: int, entry: list[int]) -> tuple[str, ...]:
+    """All that is said of an entry but its number and layers: entries with the same words share a line."""
     regions = pairing.regions[number]
     _, src_stride, _, dst_stride, nbytes, group = entry
-    names = _names([source for source, _ in regions])
     merged = f", {len(regions)} regions side by side in memory moved as one" if len(regions) > 1 else ""
+    rule = "whole pages" if pairing.whole(number) else _row_rule(*regions[0])
+    names = ", ".join(dict.fromkeys(source.name for source, _ in regions))
     spaces = f"space {regions[0][0].space!r} -> {regions[0][1].space!r}"
-    whole = pairing.whole(number)
-    rule = "whole pages" if whole else _row_rule(*regions[0])
-    text = f"  entry {number}, group {group}: {names}, {spaces}: {rule}, {nbytes} bytes each, "
-    return text + f"strides {src_stride} -> {dst_stride}{merged}"
+    return (
+        f"group {group}",
+        names,
+        f"{spaces}: {rule}, {nbytes} bytes each, strides {src_stride} -> {dst_stride}{merged}",
+    )
+
+
+def _entries_line(pairing: PairingTables, rule: tuple[str, ...], numbers: list[int]) -> str:
+    group, _, text = rule
+    sources = [source for number in numbers for source, _ in pairing.regions[number]]
+    entries = f"entry {numbers[0]}" if len(numbers) == 1 else f"entries {ranges(numbers)}"
+    return f"  {entries}, {group}: {_names(sources)}, {text}"
 
 
 def _names(regions: list[Region]) -> str:
     layers: dict[str, list[int]] = {}
     for region in regions:
         layers.setdefault(region.name, []).append(region.layer)
-    return ", ".join(f"{name} layer {_ranges(sorted(found))}" for name, found in layers.items())
+    return ", ".join(f"{name} layer {ranges(sorted(found))}" for name, found in layers.items())
 
 
-def _ranges(numbers: list[int]) -> str:
+def ranges(numbers: list[int]) -> str:
     """3, 4, 5, 9 as "3 to 5, 9"."""
     parts: list[list[int]] = []
     for number in numbers:
@@ -66,17 +78,22 @@ def _row_rule(source: Region, destination: Region) -> str:
 
 def _left(pairing: PairingTables, sent: set[tuple[str, int]]) -> list[str]:
     """What is not sent, and what is not written, and why."""
-    lines = []
     index, count = pairing.src.replica
+    order = {key: number for number, key in enumerate(sorted(pairing.src.by_key))}
+    unsent: dict[tuple[str, str], list[Region]] = {}
     for region in pairing.src.regions:
         if region.key in sent:
             continue
         if region.key not in pairing.dst.by_key:
             why = "allowed to stay unsent"
-        elif count > 1 and sorted(pairing.src.by_key).index(region.key) % count != index:
+        elif count > 1 and order[region.key] % count != index:
             why = f"sent by another of the {count} replicas"
         else:
             why = "this peer holds none of its heads"
-        lines.append(f"not sent: {region}: {why}")
-    lines += [f"not written: {region}" for region in pairing.dst.regions if region.key not in pairing.src.by_key]
-    return lines
+        unsent.setdefault((region.name, why), []).append(region)
+    unwritten: dict[str, list[Region]] = {}
+    for region in pairing.dst.regions:
+        if region.key not in pairing.src.by_key:
+            unwritten.setdefault(region.name, []).append(region)
+    lines = [f"not sent: region {_names(regions)}: {why}" for (_, why), regions in unsent.items()]
+    return lines + [f"not written: region {_names(regions)}" for regions in unwritten.values()]

@@ -12,8 +12,10 @@ from .. import ops
 from ..errors import PlanError
 from ..ops import backend
 from ..pairing import PairingTables
+from .case import keep_case
 from .plan import Cuts, Plan, cuts_of
 from .refusal import refusal
+from .requests import request_at
 
 
 class Planner:
@@ -151,7 +153,11 @@ class DevicePlan(Plan):
         facts: list[int] = self._told.tolist()
         if facts[0]:
             planner = self._planner
-            raise refusal(planner.pairing, facts, self._ids.cpu().numpy(), planner.windows)
+            pairing, ids, windows = planner.pairing, self._ids.cpu().numpy(), planner.windows
+            requests = [request_at(pairing, ids, windows, k) for k in range(planner.requests)]
+            error = refusal(pairing, facts, ids, windows)
+            keep_case(error, pairing, requests)
+            raise error
         return facts
 
     def __len__(self) -> int:

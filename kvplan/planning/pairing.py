@@ -11,6 +11,7 @@ from ..errors import PlanError
 from ..layout import Layout
 from ..ops import backend as backends
 from ..pairing import PairingTables, describe, match
+from .case import keep_case
 from .device import Planner
 from .make import make, planner
 from .plan import Plan, Request
@@ -73,10 +74,15 @@ class Pairing(PairingTables):
             Plan: complete; an empty one where this rank owes the peer nothing.
 
         Raises:
-            PlanError: the request cannot be planned whole. Names region, space, position and value.
+            PlanError: the request cannot be planned whole. Names region, space, position and value; its `case()` can
+                be kept in a file, and explained later.
             ValueError: `backend` is not the one in use.
         """
-        return make(PageLists(self).add(src_pages, dst_pages, src_start, dst_start, num_tokens), backend)
+        try:
+            return make(PageLists(self).add(src_pages, dst_pages, src_start, dst_start, num_tokens), backend)
+        except PlanError as error:
+            keep_case(error, self, [Request(src_pages, dst_pages, src_start, dst_start, num_tokens)])
+            raise
 
     def planner(
         self,
@@ -98,16 +104,18 @@ class Pairing(PairingTables):
             PlanError: lengths or positions do not fit; or no list is on a GPU, and no device is given.
             ValueError: `backend` is not the one in use.
         """
-        lists = PageLists(self).add_all(requests)
+        requests = list(requests)
         try:
-            where = lists.device if device is None else torch.empty(0, device=device).device  # with its index
-        except (AssertionError, RuntimeError) as error:
-            raise PlanError(f"cannot plan on {device}: {str(error).splitlines()[0]}") from None
-        if where is None:
-            raise PlanError("no list is on a GPU: say on which device to plan")
-        if backend is not None:
-            backends.check_in_use(backend, where.type)
-        return planner(lists, where, pinned)
+            lists = PageLists(self).add_all(requests)
+            where = lists.device if device is None else _here(device)
+            if where is None:
+                raise PlanError("no list is on a GPU: say on which device to plan")
+            if backend is not None:
+                backends.check_in_use(backend, where.type)
+            return planner(lists, where, pinned)
+        except PlanError as error:
+            keep_case(error, self, requests)
+            raise
 
     def plan_batch(self, requests: Iterable[Request], *, backend: str | None = None) -> Plan:
         """One plan for many requests (or chunks) to this peer, in one op call.
@@ -123,4 +131,17 @@ class Pairing(PairingTables):
         Raises:
             PlanError: as `plan`, with the number of the request.
         """
-        return make(PageLists(self).add_all(requests), backend)
+        requests = list(requests)
+        try:
+            return make(PageLists(self).add_all(requests), backend)
+        except PlanError as error:
+            keep_case(error, self, requests)
+            raise
+
+
+def _here(device: torch.device | str) -> torch.device:
+    """A device that torch can use, with its index."""
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        raise PlanError(f"cannot plan on {device}: {str(error).splitlines()[0]}") from None

@@ -55,19 +55,25 @@ def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray,
             f"{where}: length of the source list is {position} pages, but {num_tokens} tokens take {value} pages of "
             f"{src_tokens} tokens ({source})"
         )
+    if code == 6:
+        # A chunk that begins inside a page seems to be one page longer. That is the cause, not the length.
+        step = _least_move(pairing, space)
+        if (src_start - dst_start) % step:
+            code, value = 8, step
     if code in (5, 6):
         exact = "exactly" if code == 5 else "at least"
         given = f"from token {dst_start}" if code == 6 else "without dst_start"
+        hint = ". If the list begins at the request's first token, pass dst_start=0" if position > value else ""
         return PlanError(
             f"{where}: length of the destination list is {position} pages, but what the source list sends takes "
-            f"{exact} {value} pages of {dst_tokens} tokens {given} ({destination})"
+            f"{exact} {value} pages of {dst_tokens} tokens {given} ({destination}){hint}"
         )
     if code == 7:
         return PlanError(f"{where}: dst_start {dst_start} lies behind src_start {src_start}: {destination}")
     if code == 8:
         return PlanError(
-            f"{where}: src_start {src_start} and dst_start {dst_start} must differ by a multiple of {value} tokens, "
-            f"the least that moves as one ({source})"
+            f"{where}: the chunk's start is not aligned: src_start {src_start} and dst_start {dst_start} must differ "
+            f"by a multiple of {value} tokens, the least that moves as one ({source})"
         )
     side, start, region = ("src", src_start, source) if code == 9 else ("dst", dst_start, destination)
     start = src_start if start < 0 else start
@@ -75,6 +81,16 @@ def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray,
         f"{where}: {side}_start {start} must be a multiple of {value} tokens, the virtual page of {region}, whose rows "
         f"are interleaved"
     )
+
+
+def _least_move(pairing: PairingTables, space: int) -> int:
+    """Tokens that move as one: a page where any entry of the space moves whole pages, else a row."""
+    steps = [1]
+    for number, regions in enumerate(pairing.regions):
+        source, destination = regions[0]
+        if destination.space == pairing.space_names[space]:
+            steps.append(source.tokens if pairing.whole(number) else source.compression)  # type: ignore[arg-type]
+    return max(steps)
 
 
 def _first_place(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,25 @@ class PageLists:
         self.lists.append(array)
         self.size = offset + count
         return offset, count
+
+
+def request_at(pairing: PairingTables, ids: np.ndarray, windows: Sequence[int], number: int) -> Request:
+    """Request `number` again, from the page ids of all lists behind one another and their windows."""
+    src_pages: dict[str | None, np.ndarray] = {}
+    dst_pages: dict[str, np.ndarray] = {}
+    start, dst_start, num_tokens = _WHOLE
+    names = pairing.space_names
+    for k, space in enumerate(names, start=number * len(names)):
+        src_offset, src_count, dst_offset, dst_count, *window = windows[7 * k : 7 * k + 7]
+        source = ids[src_offset : src_offset + src_count]
+        if tuple(window) == _WHOLE:
+            src_pages[space] = source  # free of positions, or as good as: both lists start together at token 0
+        else:
+            src_pages[None] = source
+            start, dst_start, num_tokens = window
+        dst_pages[space] = ids[dst_offset : dst_offset + dst_count]
+    given = [None if value < 0 else value for value in (dst_start, num_tokens)]
+    return Request(src_pages, dst_pages, start, *given)
 
 
 def _by_name(pairing: PairingTables, src_pages: Any) -> dict[Any, Any] | None:

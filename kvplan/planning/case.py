@@ -1,0 +1,150 @@
+"""Cases: a pairing and the requests planned with it, as JSON. So a refused request is kept, and explained later."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import LayoutError, PlanError, shown
+from ..layout import Layout
+from ..pairing import PairingTables
+from .pages import as_pages
+from .plan import Request
+
+_POSITIONS = ("src_start", "dst_start", "num_tokens")
+_OTHERS = "src_pages_for_others"  # JSON has no key None
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What one file holds.
+
+    Attributes:
+        src, dst: the layouts.
+        requests: what is planned; none where the file holds layouts alone.
+        allow_unsent: names for `pair`.
+        data: the whole file, with what else it says (`why`, `expected`, `error`, ...).
+    """
+
+    src: Layout
+    dst: Layout
+    requests: tuple[Request, ...]
+    allow_unsent: tuple[str, ...]
+    data: dict[str, Any]
+
+
+def keep_case(error: PlanError, pairing: PairingTables, requests: Iterable[Request]) -> None:
+    """Have `error.case()` give the case of these requests as they are at this moment."""
+    requests = [request for request in requests if isinstance(request, Request)]
+    kept = [dataclasses.replace(r, src_pages=_copy(r.src_pages), dst_pages=_copy(r.dst_pages)) for r in requests]
+    error._case = lambda: as_case(pairing, kept)
+
+
+def _copy(pages: Any) -> Any:
+    """Page lists that nobody changes. What holds no page ids becomes a few words, which are refused as it was."""
+    if isinstance(pages, Mapping):
+        return {space: _copy(ids) for space, ids in pages.items()}
+    try:
+        ids = as_pages(pages, "pages", on_device=True)
+    except PlanError:
+        return shown(pages)
+    return ids.copy() if isinstance(ids, np.ndarray) else ids.clone()
+
+
+def as_case(pairing: PairingTables, requests: Iterable[Request]) -> dict[str, Any]:
+    """The case of these requests, as `json.dump` takes it and `load` reads it back."""
+    unsent = {region.name for region in pairing.src.regions if region.key not in pairing.dst.by_key}
+    return {
+        "src": pairing.src.to_dict(),
+        "dst": pairing.dst.to_dict(),
+        "allow_unsent": sorted(unsent),
+        "requests": [_request_to_dict(request) for request in requests],
+    }
+
+
+def _request_to_dict(request: Request) -> dict[str, Any]:
+    src_pages = request.src_pages
+    data: dict[str, Any] = {"dst_pages": _plain(request.dst_pages)}
+    if isinstance(src_pages, Mapping) and None in src_pages:
+        data[_OTHERS] = _plain(src_pages[None])
+        src_pages = {space: ids for space, ids in src_pages.items() if space is not None}
+    data["src_pages"] = _plain(src_pages)
+    for name in _POSITIONS:
+        value = getattr(request, name)
+        if value is not None:
+            data[name] = int(value) if hasattr(value, "__index__") else shown(value)
+    return data
+
+
+def _plain(pages: Any) -> Any:
+    if isinstance(pages, Mapping):
+        return {space if isinstance(space, str) else shown(space): _plain(ids) for space, ids in pages.items()}
+    return pages if isinstance(pages, str) else pages.tolist()
+
+
+def load(path: Path | str) -> Case:
+    """Read a case.
+
+    The file is an object with these names:
+
+    * `src` and `dst`: layouts as `Layout.to_dict` writes them; or their lists of regions, with `page_size` (tokens a
+      page) and, if needed, `src_replica` beside them.
+    * `requests`: a list of objects with `src_pages`, `dst_pages`, and where they are not the default `src_start`,
+      `dst_start`, `num_tokens`. One request may also stand in the file itself. Layouts may stand alone.
+    * `allow_unsent`: as in `kvplan.pair`; by default none.
+
+    Raises:
+        LayoutError: the file is no such object. What it asks for is only checked by `pair` and `plan`.
+    """
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise LayoutError(f"{path} is nested too deeply") from None
+    except ValueError as error:
+        raise LayoutError(f"{path} is no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise LayoutError(f"{path} holds no JSON object")
+    missing = {"src", "dst"} - data.keys()
+    if missing:
+        raise LayoutError(f"{path} lacks {sorted(missing)}")
+    requests = data.get("requests", [data] if "src_pages" in data or "dst_pages" in data else [])
+    unsent = data.get("allow_unsent", [])
+    if not isinstance(requests, list) or not all(isinstance(request, dict) for request in requests):
+        raise LayoutError(f"{path}: requests must be a list of objects")
+    if not isinstance(unsent, list) or not all(isinstance(name, str) for name in unsent):
+        raise LayoutError(f"{path}: allow_unsent must be a list of names")
+    return Case(
+        src=_layout(data, "src", path),
+        dst=_layout(data, "dst", path),
+        requests=tuple(_request(request, path) for request in requests),
+        allow_unsent=tuple(unsent),
+        data=data,
+    )
+
+
+def _layout(data: dict[str, Any], side: str, path: Path | str) -> Layout:
+    given = data[side]
+    if isinstance(given, dict):
+        return Layout.from_dict(given)
+    if "page_size" not in data:
+        raise LayoutError(f"{path}: {side} is no object, and there is no page_size beside it")
+    replica = data.get("src_replica", [0, 1]) if side == "src" else [0, 1]
+    return Layout.from_dict({"page_size": data["page_size"], "regions": given, "replica": replica})
+
+
+def _request(data: dict[str, Any], path: Path | str) -> Request:
+    missing = {"src_pages", "dst_pages"} - data.keys()
+    if missing and not (missing == {"src_pages"} and _OTHERS in data):
+        raise LayoutError(f"{path}: a request lacks {sorted(missing)}")
+    src_pages = data.get("src_pages", {})
+    if _OTHERS in data:
+        if not isinstance(src_pages, dict):
+            raise LayoutError(f"{path}: beside {_OTHERS}, src_pages must be an object")
+        src_pages = {**src_pages, None: data[_OTHERS]}
+    positions = {name: data[name] for name in _POSITIONS if data.get(name) is not None}
+    return Request(src_pages, data["dst_pages"], **positions)
