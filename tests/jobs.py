@@ -1,12 +1,12 @@
-"""Planning jobs for the tests of every back end: tables of whole clusters with the page ids of one request or several,
-and inputs of the single stages. The C++ op gives the right answer; tests/test_properties.py holds it against the
-oracle.
+"""Planning jobs for the tests of every back end: the tables of a pairing, with the page ids of its requests.
+
+The C++ op gives the expected result; tests/test_properties.py compares that with the oracle.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from hypothesis import strategies as st
@@ -16,10 +16,12 @@ import kvplan
 from kvplan import ops
 from kvplan.planning.requests import PageLists
 
+RUBBISH = -0x0123456789ABCDEF  # in every word of a table that no kernel has written
+
 
 @dataclass
 class Job:
-    """The arguments of `ops.plan_`, but for what it writes."""
+    """The arguments that `ops.plan_` reads."""
 
     tables: torch.Tensor
     job: torch.Tensor
@@ -28,9 +30,9 @@ class Job:
     segments: int
 
     def outputs(self, room: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(table, info) full of rubbish; `room` is enough by default."""
+        """(table, info) before planning, full of rubbish. `room`: descriptors they hold; by default enough for all."""
         room = self.sizes[-1] if room is None else room
-        table = torch.full((3, room), -0x0123456789ABCDEF)
+        table = torch.full((3, room), RUBBISH)
         return table, torch.full((6 + self.segments * self.sizes[0],), 77)
 
     def expected(self, room: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,7 +42,29 @@ class Job:
         return table, info
 
     def with_pages(self, pages: torch.Tensor) -> Job:
-        return Job(self.tables, self.job, pages, self.sizes, self.segments)
+        """The same job with other page ids."""
+        return replace(self, pages=pages)
+
+    def with_header(self, changes: dict[int, int]) -> Job:
+        """The same job with numbers added, in 64 bits, to words of the header of its tables."""
+        tables = self.tables.clone()
+        for word, change in changes.items():
+            tables[word] += change
+        return replace(self, tables=tables)
+
+
+# (requests, what is added to words of the header): then the header does not give the numbers of entries, groups, spaces
+# and segments in the tables. From (2, {0: -2^63}) on, what is computed of these numbers is right modulo 2^64: only the
+# bounds on each number show that it is wrong.
+OTHER_HEADERS = [
+    *((requests, {word: change}) for requests in (0, 2) for word in range(4) for change in (-1, 1)),
+    (2, {0: -(1 << 63)}),
+    (4, {1: 1 << 62}),
+    (4, {1: -(1 << 62)}),
+    (0, {2: -(1 << 63)}),
+    (0, {2: 1, 3: -6}),
+    (0, {0: 1 << 62, 2: 1 << 62}),
+]
 
 
 def job_of(pairing: kvplan.Pairing, requests: list[kvplan.Request], narrow: bool = False) -> Job:
@@ -50,6 +74,17 @@ def job_of(pairing: kvplan.Pairing, requests: list[kvplan.Request], narrow: bool
     job, status = ops.prepare(pairing.tables, lists.windows, len(pages))
     assert status[0] == 0, status
     return Job(pairing.tables, job, pages, job[: ops.SIZES].tolist(), len(pairing.segment_memories))
+
+
+def one_region(size: int = 8, pages: int = 100, layers: int = 1) -> kvplan.Pairing:
+    """A pairing of one region a layer, of pages of so many bytes, at made-up addresses."""
+    src, dst = (
+        kvplan.Layout(
+            [kvplan.Region("kv", k, base + k * size * pages, size, pages) for k in range(layers)], page_size=1
+        )
+        for base in (1 << 12, 1 << 40)
+    )
+    return kvplan.pair(src, dst)
 
 
 def request_of(cluster: Cluster) -> kvplan.Request:
@@ -71,7 +106,16 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 def large_job(pages: int, requests: int, *, scattered: bool, rows: bool, seed: int = 0, narrow: bool = True) -> Job:
-    """Requests of so many pages each to a decode rank with two spaces. `rows`: DCP, so that rows move one by one."""
+    """A job of requests to a decode rank with two spaces.
+
+    Args:
+        pages: source pages of each request.
+        requests: how many there are.
+        scattered: page ids are in random order; else they rise by one.
+        rows: the decode side interleaves tokens over ranks (DCP), so that rows move one by one.
+        seed: of the random order.
+        narrow: page ids are int32; else int64.
+    """
     draw = random.Random(seed)
     regions = {"kv": (4, 64), "indexer": (4, 36), "state": (2, 512)}
     size = 4 if rows else 1
@@ -108,30 +152,3 @@ def large_job(pages: int, requests: int, *, scattered: bool, rows: bool, seed: i
         for k in range(requests)
     ]
     return job_of(pairing, batch, narrow)
-
-
-def random_pairs(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(src, dst) index pairs in which runs of several lengths occur, int64 [n]."""
-    draw = random.Random(seed)
-    pairs = []
-    while len(pairs) < n:
-        src, dst, length = draw.randrange(1 << 40), draw.randrange(1 << 40), draw.choice([1, 1, 2, 3, 40, 700])
-        pairs += [(src + k, dst + k) for k in range(length)]
-    table = torch.tensor(pairs[:n], dtype=torch.int64).reshape(-1, 2)
-    return table[:, 0].contiguous(), table[:, 1].contiguous()
-
-
-def random_cuts(n: int, lists: int, seed: int) -> torch.Tensor:
-    """An indptr of so many lists over n pairs, some of them empty."""
-    draw = random.Random(seed)
-    return torch.tensor([0, *sorted(draw.randrange(n + 1) for _ in range(lists - 1)), n])
-
-
-def random_entries(groups: int, seed: int) -> torch.Tensor:
-    """int64 [E, 6] for `ops.expand`: none, few, or more than a tile."""
-    draw = random.Random(seed)
-    rows = []
-    for _ in range(draw.choice([0, 1, 5, 1100])):
-        stride = draw.choice([8, 24, 40])
-        rows.append((draw.randrange(1 << 50), stride, draw.randrange(1 << 50), stride, 8, draw.randrange(groups)))
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 6)

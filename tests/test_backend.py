@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import random_cuts, random_pairs
+from stage_inputs import random_cuts, random_pairs
 from strategies import clusters, profile
 
 import kvplan

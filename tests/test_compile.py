@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from jobs import job_of, large_job, random_cuts, random_pairs
+from jobs import job_of, large_job
+from stage_inputs import random_cuts, random_pairs
 from torch.library import opcheck
 
 import kvplan

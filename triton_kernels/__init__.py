@@ -1,7 +1,7 @@
 """The stages as Triton kernels: the back end for GPUs without CUDA kernels (AMD, Intel, or no CUDA compiler).
 
-The same results as csrc/cuda to the bit. Each function has the signature of the torch op of that name (kvplan/ops.py),
-never waits for the device, and takes CPU tensors where TRITON_INTERPRET=1.
+The results are the same as those of csrc/cuda, to the bit. Each function has the signature of the torch op of the same
+name (see kvplan.ops) and never waits for the device. With TRITON_INTERPRET=1 they take CPU tensors.
 """
 
 from .copy import copy_

@@ -1,23 +1,29 @@
 """Carries out descriptors. The Triton counterpart of csrc/cuda/copy.cuh.
 
-The bytes of all descriptors are cut into tiles, and each program takes an equal share of consecutive ones: however
-unequal descriptors are, none is left to one program, nor does a program look for its place more than once.
+The bytes of each descriptor are cut into tiles, and each program copies an equal share of all tiles in a row. So no
+program has much more to do than another, however unequal the descriptors are, and each searches only once for where its
+share begins.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from .words import TILED, check_here, check_words, device_of, items_of, kernel, leap, place, tiles
+from .arith import last_not_above
+from .launch import TILED, check_words, device_of, kernel, leap, tiles
+from .scan import own_items, place_items_kernel
 
 TILE = 16384  # bytes
-LANES = 2048  # words a program has under way
-PROGRAMS = 1024  # that copy, several for each multiprocessor of any GPU
+LANES = 2048  # words a program loads before it stores them
+PROGRAMS = 1024  # of the copy: several for each multiprocessor of any GPU
 
 
 @triton.jit
-def descriptors_of(count, room):
-    """How many descriptors there are; none where count is out of range, which it is where a plan is refused."""
+def valid_count(count, room):
+    """Number of descriptors to carry out: `count`, or 0 where count is not from 0 to room.
+
+    The caller passes the last word of a plan's info, or the count of an expansion, which is -1 where that is refused.
+    """
     found = room
     if count is not None:
         found = tl.load(count)
@@ -28,29 +34,22 @@ def descriptors_of(count, room):
 def count_tiles_kernel(
     table,  # [3, room]
     room: tl.int64,
-    count,  # [1] or None: room
-    starts,  # [room + 1]: gets the tiles of each descriptor
+    count,  # [1], or None: all of the table
+    starts,  # [room + 1], written: the number of tiles of each descriptor
     sums,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    at = items_of(tile, BLOCK)
-    nbytes = tl.load(table + 2 * room + at, mask=at < descriptors_of(count, room), other=0).to(tl.uint64)
+    tile, at = own_items(BLOCK)
+    nbytes = tl.load(table + 2 * room + at, mask=at < valid_count(count, room), other=0).to(tl.uint64)
     found = (nbytes // TILE + (nbytes % TILE != 0).to(tl.uint64)).to(tl.int64)
     tl.store(starts + at, found, mask=at < room)
     tl.store(sums + tile, tl.sum(found))
 
 
-@kernel
-def place_tiles_kernel(starts, sums, room: tl.int64, BLOCK: tl.constexpr):
-    _, total = place(starts, sums, room, BLOCK)
-    tl.store(starts + room, total, mask=tl.program_id(0) == 0)
-
-
 @triton.jit
 def copy_bytes(src, dst, first, last, LANES: tl.constexpr):
-    """Bytes [first, last) of two places; fewer than LANES."""
+    """Copies bytes first to last - 1; these are fewer than LANES."""
     at = first + tl.arange(0, LANES)
     held = tl.load(src.to(tl.pointer_type(tl.uint8)) + at, mask=at < last)
     tl.store(dst.to(tl.pointer_type(tl.uint8)) + at, held, mask=at < last)
@@ -58,8 +57,10 @@ def copy_bytes(src, dst, first, last, LANES: tl.constexpr):
 
 @triton.jit
 def copy_words(src, dst, nbytes, WORD: tl.constexpr, WIDTH: tl.constexpr, ALIGN: tl.constexpr, LANES: tl.constexpr):
-    """[src, src + nbytes) in words of WIDTH bytes, the first at a multiple of ALIGN, modulo which both addresses are
-    equal. The ends go byte by byte."""
+    """Copies bytes in words of WIDTH bytes. Both addresses must be equal modulo ALIGN.
+
+    The words begin at the first multiple of ALIGN; the bytes before them and behind them are copied one by one.
+    """
     head = tl.minimum((-dst) & (ALIGN - 1), nbytes)
     words = ((nbytes - head) & -ALIGN) // WIDTH
     end = head + words * WIDTH
@@ -80,7 +81,10 @@ def copy_words(src, dst, nbytes, WORD: tl.constexpr, WIDTH: tl.constexpr, ALIGN:
 
 @triton.jit
 def copy_range(src, dst, nbytes, LANES: tl.constexpr):
-    """The lowest bit in which the addresses differ bounds the width."""
+    """Copies bytes in the widest words to which both addresses can be aligned at once.
+
+    Which these are, the lowest bit in which the addresses differ says.
+    """
     apart = src ^ dst
     if apart & 15 == 0:
         copy_words(src, dst, nbytes, tl.int64, 8, 16, LANES)
@@ -98,7 +102,7 @@ def copy_range(src, dst, nbytes, LANES: tl.constexpr):
 def copy_kernel(
     table,
     room: tl.int64,
-    starts,
+    starts,  # [room + 1]: the first tile of each descriptor; the last word is the number of tiles
     room_leap: tl.int64,
     TILE: tl.constexpr,
     LANES: tl.constexpr,
@@ -109,13 +113,7 @@ def copy_kernel(
     more = total - each * programs
     tile = program * each + tl.minimum(program, more)
     end = tile + each + (program < more).to(tl.int64)
-    at = program * 0
-    step = room_leap
-    while step > 0:
-        probe = at + step
-        first = tl.load(starts + probe, mask=probe < room, other=0)
-        at = tl.where((probe < room) & (first <= tile), probe, at)
-        step = step >> 1
+    at = last_not_above(starts, 1, program * 0, room, room_leap, tile)
     while tile < end:
         stop = tl.minimum(tl.load(starts + at + 1), end)
         if tile < stop:
@@ -130,9 +128,10 @@ def copy_kernel(
 def relocated(
     table: torch.Tensor, read: list[torch.Tensor], written: list[torch.Tensor], homes: list[int]
 ) -> torch.Tensor:
-    """The table with the addresses of tensors that lie elsewhere now; rarely needed, so in plain torch.
+    """The table for tensors that lie elsewhere than it says: each address within a moved tensor follows the tensor.
 
-    A source is looked for in `read` first, and in `written` where no tensor of that home is in `read`.
+    A home is where a tensor lay when the table was made. Source addresses are looked up among the homes of `read`, and
+    of those tensors in `written` that share no home with one in `read`. Rarely needed, hence in plain torch.
     """
     named = set(homes[: len(read)])
     targets = list(zip(written, homes[len(read) :], strict=True))
@@ -143,13 +142,13 @@ def relocated(
             continue
         before, nbytes = table[row], table[2].clone()
         after = before.clone()
-        for tensor, home in reversed(moved):  # the first that holds an address counts
+        for tensor, home in reversed(moved):  # where homes overlap, the first tensor counts
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-            offset = before - home  # as unsigned, below the size: neither negative nor past it
+            offset = before - home
             size = (last + 1) * tensor.element_size()
             inside = (offset >= 0) & (offset < size)
             after = torch.where(inside, offset + signed(tensor.data_ptr()), after)
-            # What begins inside and ends outside is not moved; but another tensor of that home may hold it whole.
+            # A range that begins inside and ends outside is not copied, unless another tensor there holds it whole.
             fits = (table[2] >= 0) & (table[2] <= size - offset)
             nbytes = torch.where(inside, torch.where(fits, table[2], 0), nbytes)
         table = table.clone()
@@ -158,7 +157,7 @@ def relocated(
 
 
 def signed(address: int) -> int:
-    """The bits of an address, as int64."""
+    """An unsigned 64-bit address as the int64 with the same bits."""
     return address - (1 << 64) if address >= 1 << 63 else address
 
 
@@ -169,23 +168,27 @@ def copy_(
     written: list[torch.Tensor],
     homes: list[int],
 ) -> None:
-    """Carry out the first `count` descriptors of a table; see kvplan.ops.copy_. Nothing moves where count is out of
-    range."""
-    torch._check(len(homes) == len(read) + len(written), lambda: "homes must have an address for each tensor")
+    """Carry out the first `count` descriptors of a table; see kvplan.ops.copy_.
+
+    Nothing moves where count is not from 0 to the number of descriptors in the table.
+    """
+    torch._check(
+        len(homes) == len(read) + len(written),
+        lambda: f"homes must have an address for each tensor, not {len(homes)} for {len(read) + len(written)}",
+    )
+    check_words(table, "table", table.device)
+    torch._check(table.dim() == 2 and table.shape[0] == 3, lambda: f"table must be [3, N], not {list(table.shape)}")
     table = relocated(table, read, written, homes)
-    check_words(table, "table")
-    torch._check(table.dim() == 2 and table.shape[0] == 3, lambda: "table must be [3, N]")
     if count is not None:
-        check_words(count, "count")
-        check_here(count, "count", table.device)
-        torch._check(count.numel() == 1, lambda: "count must be one number")
+        check_words(count, "count", table.device)
+        torch._check(count.numel() == 1, lambda: f"count must be one number, not {count.numel()}")
     room = table.shape[1]
     if room == 0:
         return
     grid = (tiles(room),)
     starts, sums = table.new_empty(room + 1), table.new_empty(grid[0])
-    programs = 3 if table.is_cpu else PROGRAMS  # the interpreter runs them in turn
+    programs = 3 if table.is_cpu else PROGRAMS  # the interpreter runs programs one after another
     with device_of(table):
         count_tiles_kernel[grid](table, room, count, starts, sums, TILE=TILE, **TILED)
-        place_tiles_kernel[grid](starts, sums, room, **TILED)
+        place_items_kernel[grid](starts, sums, room, **TILED)
         copy_kernel[(programs,)](table, room, starts, leap(room), TILE=TILE, LANES=LANES)

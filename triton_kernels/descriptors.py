@@ -1,34 +1,24 @@
 """Runs x entries -> descriptors. The Triton counterpart of csrc/cuda/descriptors.cuh.
 
-First how many descriptors each piece makes and where it begins, then every word of the table once.
+First the kernels count the descriptors of each piece and sum the counts, which gives where each piece begins. Then they
+write every word of the table once.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from .words import (
-    ENTRY,
-    MOST_DESCRIPTORS,
-    TILED,
-    check_here,
-    check_words,
-    device_of,
-    items_of,
-    kernel,
-    last_not_above,
-    leap,
-    place,
-    product,
-    tiles,
-)
+from .arith import last_not_above, product
+from .launch import TILED, check_words, device_of, kernel, leap, tiles
+from .scan import own_items, place_items, place_items_kernel, tile_items
+from .structs import ENTRY, MOST_DESCRIPTORS
 
-PROGRAMS = 1 << 14  # that write descriptors; each takes every so many-th tile
+PROGRAMS = 1 << 14  # at most, to write descriptors: program p writes tiles p, p + programs, p + 2 * programs, ...
 
 
 @triton.jit
 def moves_whole(src_stride, dst_stride, nbytes, src_step, dst_step):
-    """Whether an entry moves a whole run as one descriptor: its rows lie gap-free on both sides."""
+    """Whether an entry moves a whole run as one descriptor: its rows lie without gaps on both sides."""
     src, src_fits = product(src_stride, src_step)
     dst, dst_fits = product(dst_stride, dst_step)
     return src_fits & dst_fits & (src == nbytes) & (dst == nbytes)
@@ -36,16 +26,19 @@ def moves_whole(src_stride, dst_stride, nbytes, src_step, dst_step):
 
 @triton.jit
 def address_fits(base, index, stride, nbytes):
-    """Whether base + index * stride + nbytes stays within the 64-bit address space (its end, 2^64, included)."""
+    """Whether base + index * stride + nbytes is at most 2^64, the end of the address space.
+
+    False too where nbytes is not positive, or index * stride + nbytes is 2^63 or more.
+    """
     offset, fits = product(index, stride)
     end = offset + nbytes
-    # The highest base is 2^64 - end, for which -end has the bits.
+    # The highest base that fits is 2^64 - end, whose bits are those of -end.
     return fits & (nbytes > 0) & (end > 0) & (base.to(tl.uint64) <= (-end).to(tl.uint64))
 
 
 @triton.jit
 def highest_of(first, pairs, step):
-    """Highest index of a run on one side, and whether it is one."""
+    """(highest index of a run on one side, whether the run is valid: both its ends are from 0 to 2^63 - 1)."""
     offset, fits = product(pairs - 1, step)
     last = first + offset
     return last, fits & (first >= 0) & (last >= 0)
@@ -59,18 +52,17 @@ def check_runs_kernel(
     steps,  # [groups, 2]
     groups: tl.int64,
     groups_leap: tl.int64,
-    start,  # [room + 1]: gets the lengths of runs
+    start,  # [room + 1], written: the length of each run
     sums,
-    highest,  # [groups, 2], zeroed: the highest index on either side
-    status,  # zeroed: not 0 where something is malformed
+    highest,  # [groups, 2], 0 before; gets the highest index of each group on each side
+    status,  # 0 before; set to 1 where something is malformed
     BLOCK: tl.constexpr,
 ):
-    """The checks that page ids need not, for runs given as they are."""
-    tile = tl.program_id(0)
-    at = items_of(tile, BLOCK)
+    """Checks runs, indptr and steps. Runs that this package makes of page ids need no such check."""
+    tile, at = own_items(BLOCK)
     total = tl.load(indptr + groups)
     cut = tl.load(indptr + at, mask=at < groups, other=0)
-    wrong = (cut > tl.load(indptr + at + 1, mask=at < groups, other=0)) | ((total < 0) | (total > room))
+    wrong = (cut > tl.load(indptr + at + 1, mask=at < groups, other=0)) | (total > room)
     wrong |= (at == 0) & (tl.load(indptr) != 0)
     wrong |= (at < groups) & (tl.load(steps + 2 * at, mask=at < groups, other=1) <= 0)
     wrong |= (at < groups) & (tl.load(steps + 2 * at + 1, mask=at < groups, other=1) <= 0)
@@ -92,13 +84,6 @@ def check_runs_kernel(
 
 
 @kernel
-def place_runs_kernel(start, sums, room: tl.int64, BLOCK: tl.constexpr):
-    """Lengths of runs -> where each begins among the pairs."""
-    _, pairs = place(start, sums, room, BLOCK)
-    tl.store(start + room, pairs, mask=tl.program_id(0) == 0)
-
-
-@kernel
 def count_entries_kernel(
     entries,
     num_entries: tl.int64,
@@ -107,15 +92,14 @@ def count_entries_kernel(
     groups: tl.int64,
     start,
     highest,
-    starts,  # [num_entries + 1]: gets how many descriptors each makes
-    columns,  # [3, num_entries], see descriptors_kernel
+    starts,  # [num_entries + 1], written: the number of descriptors of each entry
+    columns,  # [3, num_entries], written: see descriptors_kernel
     sums,
     status,
     BLOCK: tl.constexpr,
 ):
-    """Descriptors of each entry."""
-    tile = tl.program_id(0)
-    at = items_of(tile, BLOCK)
+    """Checks the entries, and counts the descriptors of each."""
+    tile, at = own_items(BLOCK)
     given = (at < num_entries) & (tl.load(status) == 0)
     entry = entries + at * ENTRY
     group = tl.load(entry + 5, mask=given, other=0)
@@ -133,7 +117,7 @@ def count_entries_kernel(
     pairs = tl.load(start + last, mask=good, other=0) - tl.load(start + first, mask=good, other=0)
     whole = good & moves_whole(src_stride, dst_stride, nbytes, src_step, dst_step)
     count = tl.where(good, tl.where(whole, last - first, pairs), 0)
-    # Another program may refuse now: `given` above is a shortcut, what counts is read in the launch that follows.
+    # Another program may set the status now. Skipping refused input (`given`) only saves time: the next launch decides.
     tl.atomic_max(status, 1, mask=tl.max((given & ~good).to(tl.int32)) > 0)
     tl.store(starts + at, count, mask=at < num_entries)
     tl.store(columns + at, 2 * at + whole.to(tl.int64), mask=good)
@@ -149,12 +133,14 @@ def place_entries_kernel(
     num_entries: tl.int64,
     status,
     room: tl.int64,
-    count,  # [1]
+    count,  # [1], written: the number of descriptors, or -1 where the input is refused
     BLOCK: tl.constexpr,
 ):
-    """Where the descriptors of each entry begin, and how many there are: none are written where the status is not 0 or
-    there is too little room."""
-    _, total = place(starts, sums, num_entries, BLOCK)
+    """Writes where the descriptors of each entry begin, and how many there are to write.
+
+    None are to be written where the status is not 0, or where there is too little room for all.
+    """
+    _, total = place_items(starts, sums, num_entries, BLOCK)
     refused = tl.load(status) != 0
     first = tl.program_id(0) == 0
     tl.store(starts + num_entries, tl.where(refused | (total > room), 0, total), mask=first)
@@ -164,15 +150,15 @@ def place_entries_kernel(
 @kernel
 def descriptors_kernel(
     entries,
-    steps,  # struct Steps of each group; where they lie is told by the next two
-    steps_stride: tl.int64,
-    steps_apart: tl.int64,
+    steps,  # index steps of each group, on the source and on the destination
+    steps_stride: tl.int64,  # words from the steps of one group to those of the next
+    steps_apart: tl.int64,  # words from a group's step on the source to its step on the destination
     runs,
     run_dst,
     start,
     runs_leap: tl.int64,
-    starts,  # [pieces + 1]: the first descriptor of each piece, and how many are written
-    columns,  # [3, pieces]: twice the entry, plus 1 where it moves runs whole; its first run; the one behind its last
+    starts,  # [pieces + 1]: the first descriptor of each piece; the last word is the number of descriptors to write
+    columns,  # [3, pieces]: twice the entry, plus 1 where it moves runs whole; its first run; the run behind its last
     pieces: tl.int64,
     pieces_leap: tl.int64,
     table,  # [3, room]
@@ -180,14 +166,14 @@ def descriptors_kernel(
     TAIL: tl.constexpr,  # whether zeros are written behind the last descriptor
     BLOCK: tl.constexpr,
 ):
-    """One lane a descriptor."""
+    """Writes the table. Each lane makes one descriptor."""
     written = tl.load(starts + pieces)
     end = written
     if TAIL:
         end = room
     tile = tl.program_id(0).to(tl.int64)
     while tile * BLOCK < end:
-        at = items_of(tile, BLOCK)
+        at = tile_items(tile, BLOCK)
         valid = at < written
         piece = last_not_above(starts, 1, at * 0, pieces, pieces_leap, at)
         kind = tl.load(columns + piece, mask=valid, other=1)
@@ -195,7 +181,7 @@ def descriptors_kernel(
         first = tl.load(columns + pieces + piece, mask=valid, other=0)
         number = at - tl.load(starts + piece, mask=valid, other=0)
         run, within, pairs = first + number, at * 0, at * 0 + 1
-        if tl.min(whole.to(tl.int32)) == 0:  # somewhere runs are taken apart: number counts pairs
+        if tl.min(whole.to(tl.int32)) == 0:  # some pieces do not move runs whole: there `number` counts pairs
             last = tl.load(columns + 2 * pieces + piece, mask=valid & ~whole, other=0)
             pair = number + tl.load(start + first, mask=valid & ~whole, other=0)
             run = tl.where(whole, run, last_not_above(start, 1, first, last, runs_leap, pair))
@@ -216,18 +202,23 @@ def descriptors_kernel(
 def expand(
     entries: torch.Tensor, runs: torch.Tensor, indptr: torch.Tensor, steps: torch.Tensor, capacity: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Descriptors of all entries over the runs of their groups; see kvplan.ops.expand. Where something is malformed, or
-    an address passes 64 bits, count is -1 and the table all zeros."""
+    """Make the descriptors of all entries over the runs of their groups; see kvplan.ops.expand.
+
+    Where something is malformed, or an address passes 64 bits, count is -1 and the table is all zeros.
+    """
     for tensor, what in ((runs, "runs"), (entries, "entries"), (indptr, "indptr"), (steps, "steps")):
-        check_words(tensor, what)
-        check_here(tensor, what, runs.device)
+        check_words(tensor, what, runs.device)
     room, num_entries, groups = runs.numel() // 3, entries.numel() // 6, steps.numel() // 2
+    torch._check(runs.dim() == 2 and runs.shape[0] == 3, lambda: f"runs must be [3, R], not {list(runs.shape)}")
     torch._check(
-        runs.dim() == 2 and runs.shape[0] == 3 and indptr.numel() == groups + 1 and capacity >= 0,
-        lambda: "runs must be [3, R], and indptr must have a row more than steps",
+        indptr.numel() == groups + 1,
+        lambda: f"indptr must have one word more than steps has rows, not {indptr.numel()} for {groups} rows",
     )
-    torch._check(entries.numel() == 6 * num_entries, lambda: "entries must have rows of 6 words")
-    torch._check(steps.numel() == 2 * groups, lambda: "steps must have rows of 2 words")
+    torch._check(capacity >= 0, lambda: f"capacity must not be negative; it is {capacity}")
+    torch._check(
+        entries.numel() == 6 * num_entries, lambda: f"entries must have rows of 6 words, not {entries.numel()} words"
+    )
+    torch._check(steps.numel() == 2 * groups, lambda: f"steps must have rows of 2 words, not {steps.numel()} words")
     table, count = runs.new_empty((3, capacity)), runs.new_empty(1)
     status, highest = runs.new_zeros(1 + 2 * groups).split((1, 2 * groups))
     start, starts = runs.new_empty(room + 1), runs.new_empty(num_entries + 1)
@@ -238,7 +229,7 @@ def expand(
         check_runs_kernel[run_grid](
             runs, room, indptr, steps, groups, leap(groups), start, sums, highest, status, **TILED
         )
-        place_runs_kernel[run_grid](start, sums, room, **TILED)
+        place_items_kernel[run_grid](start, sums, room, **TILED)
         count_entries_kernel[entry_grid](
             entries, num_entries, steps, indptr, groups, start, highest, starts, columns, sums, status, **TILED
         )

@@ -4,38 +4,18 @@ import torch
 import triton
 import triton.language as tl
 
+from .arith import last_not_above
 from .descriptors import PROGRAMS, descriptors_kernel, moves_whole
-from .pages import PLACES, check_kernel, id_at
+from .launch import TILED, check_words, device_of, kernel, leap, tiles
+from .pages import PLACES, check_at, check_kernel, id_at
 from .runs import mark_pages_kernel, number_kernel, runs_before
-from .words import (
-    CHECK,
-    ENTRY,
-    GROUP,
-    HEADER,
-    JOB,
-    JOB_SIZE,
-    LIST,
-    MOST_DESCRIPTORS,
-    ROOM,
-    TILED,
-    UNKNOWN_JOB,
-    check_here,
-    check_words,
-    device_of,
-    items_of,
-    kernel,
-    last_not_above,
-    leap,
-    place,
-    tiles,
-)
-
-FACTS = tl.constexpr(5)  # words of a status in info
+from .scan import own_items, place_items
+from .structs import CHECK, ENTRY, GROUP, HEADER, JOB, JOB_MISMATCH, JOB_SIZE, LIST, MOST_DESCRIPTORS, ROOM, STATUS
 
 
 @triton.jit
 def name_piece(bounds, segments, segments_leap, requests, piece):
-    """(segment, request, entry) of a piece: pieces are ordered by these."""
+    """(segment, request, entry) of a piece, which is what one entry moves for one request. Pieces are in that order."""
     segment = last_not_above(bounds, 1, piece * 0, segments, segments_leap, piece // tl.maximum(requests, 1))
     first = tl.load(bounds + segment)
     entries = tl.load(bounds + segment + 1) - first
@@ -58,17 +38,16 @@ def count_pieces_kernel(
     pairs: tl.int64,
     pairs_leap: tl.int64,
     start,
-    starts,  # [pieces + 1]: gets how many descriptors each makes
-    columns,  # [3, pieces], see descriptors_kernel
+    starts,  # [pieces + 1], written: the number of descriptors of each piece
+    columns,  # [3, pieces], written: see descriptors_kernel
     sums,
     status,
     BLOCK: tl.constexpr,
 ):
-    """Descriptors of each piece."""
+    """Counts the descriptors of each piece."""
     if tl.load(status) != 0:
         return
-    tile = tl.program_id(0)
-    at = items_of(tile, BLOCK)
+    tile, at = own_items(BLOCK)
     valid = at < pieces
     _, request, number = name_piece(bounds, segments, segments_leap, requests, tl.where(valid, at, 0))
     entry = entries + number * ENTRY
@@ -91,15 +70,17 @@ def count_pieces_kernel(
 
 
 @triton.jit
-def tell(info, status, job, lists, checks, checks_leap, places, pages, total, room, mask):
-    """The first words of a plan's info, from its status word (see check_kernel); returns whether it is refused."""
-    bad = (status > 0) & (status != UNKNOWN_JOB)
+def store_status(info, status, job, lists, checks, checks_leap, places, pages, total, room, mask):
+    """Writes the first words of a plan's info from its status word (see check_kernel).
+
+    Returns whether the plan is refused.
+    """
+    bad = (status > 0) & (status != JOB_MISMATCH)
     place = tl.where(bad, places - status, 0)
-    rows = job + JOB_SIZE + LIST * (lists + 1)
-    check = rows + CHECK * last_not_above(rows, CHECK, place * 0, tl.where(bad, checks, 0), checks_leap, place)
+    check = check_at(job, lists, tl.where(bad, checks, 0), checks_leap, place)
     within = place - tl.load(check, mask=bad, other=0)
     full = (status == 0) & (total > room)
-    code = tl.where(full, ROOM, tl.where(status == UNKNOWN_JOB, JOB, 0)) + tl.load(check + 2, mask=bad, other=0)
+    code = tl.where(full, ROOM, tl.where(status == JOB_MISMATCH, JOB, 0)) + tl.load(check + 2, mask=bad, other=0)
     position = tl.load(check + 7, mask=bad, other=0) + within + tl.where(full, room, 0)
     tl.store(info, code, mask=mask)
     tl.store(info + 1, tl.load(check + 5, mask=bad, other=0), mask=mask)
@@ -129,47 +110,57 @@ def place_pieces_kernel(
     info,
     BLOCK: tl.constexpr,
 ):
-    """Where the descriptors of each piece begin. Writes all of info: where the plan is refused, zeros behind why."""
+    """Writes where the descriptors of each piece begin, and all of info.
+
+    Where the plan is refused, the words of info behind its status are 0.
+    """
     why = tl.load(status)
-    tile = tl.program_id(0)
+    tile, at = own_items(BLOCK)
     items = tl.where(why != 0, 0, pieces)
-    start, total = place(starts, sums, items, BLOCK)
+    start, total = place_items(starts, sums, items, BLOCK)
     total = tl.where(why != 0, 0, total)
-    refused = tell(info, why, job, lists, checks, checks_leap, places, pages, total, room, tile == 0)
+    refused = store_status(info, why, job, lists, checks, checks_leap, places, pages, total, room, tile == 0)
     tl.store(starts + pieces, tl.where(refused, 0, total), mask=tile == 0)
     cuts = segments * requests
-    tl.store(info + FACTS + cuts, tl.where(refused, 0, total), mask=tile == 0)
-    at = items_of(tile, BLOCK)
-    tl.store(info + FACTS + at, at * 0, mask=refused & (at < cuts))
+    tl.store(info + STATUS + cuts, tl.where(refused, 0, total), mask=tile == 0)
+    tl.store(info + STATUS + at, at * 0, mask=refused & (at < cuts))
     if refused == 0:
         valid = at < pieces
         segment, request, number = name_piece(bounds, segments, segments_leap, requests, tl.where(valid, at, 0))
         begins = valid & (number == tl.load(bounds + segment))
-        tl.store(info + FACTS + segment * requests + request, start, mask=begins)
+        tl.store(info + STATUS + segment * requests + request, start, mask=begins)
 
 
 def _check(tables: torch.Tensor, job: torch.Tensor, pages: torch.Tensor, sizes: list[int], table: torch.Tensor,
            info: torch.Tensor) -> None:  # fmt: skip
     for tensor, what in ((tables, "tables"), (job, "job"), (table, "table"), (info, "info")):
-        check_words(tensor, what)
-        check_here(tensor, what, pages.device, pinned=what in ("table", "info"))
+        check_words(tensor, what, pages.device, pinned=what in ("table", "info"))
     torch._check(
         pages.dtype in (torch.int32, torch.int64) and pages.dim() == 1 and pages.is_contiguous(),
-        lambda: "pages must be a contiguous 1-D int32 or int64 tensor",
+        lambda: f"pages must be a contiguous 1-D int32 or int64 tensor, not {pages.dtype} {list(pages.shape)}",
     )
-    torch._check(table.dim() == 2 and table.shape[0] == 3, lambda: "table must be [3, N]")
-    torch._check(len(sizes) == JOB_SIZE.value, lambda: f"sizes must be the first {JOB_SIZE.value} words of the job")
-    torch._check(all(0 <= size <= MOST_DESCRIPTORS.value for size in sizes), lambda: "sizes are not those of a job")
+    torch._check(table.dim() == 2 and table.shape[0] == 3, lambda: f"table must be [3, N], not {list(table.shape)}")
+    torch._check(
+        len(sizes) == JOB_SIZE.value,
+        lambda: f"sizes must be the first {JOB_SIZE.value} words of the job, not {len(sizes)} words",
+    )
+    torch._check(
+        all(0 <= size <= MOST_DESCRIPTORS.value for size in sizes),
+        lambda: f"sizes are not those of a job: {list(sizes)}; each must be from 0 to {MOST_DESCRIPTORS.value}",
+    )
     requests, lists, _, checks, *_, given, _ = sizes
     words = JOB_SIZE.value + LIST.value * (lists + 1) + CHECK.value * (checks + 1)
     torch._check(
         given == pages.numel() and tables.numel() >= HEADER.value and job.numel() == words,
-        lambda: "sizes, job and pages do not belong together",
+        lambda: (
+            "sizes, job, tables and pages do not belong together: sizes "
+            f"{list(sizes)}, {job.numel()} words of job, {tables.numel()} of tables, {pages.numel()} page ids"
+        ),
     )
-    cuts = info.numel() - FACTS.value - 1
+    cuts = info.numel() - STATUS.value - 1
     torch._check(
         cuts >= 0 and (cuts % requests == 0 if requests else cuts == 0),
-        lambda: f"info must have {FACTS.value + 1} + segments * requests words",
+        lambda: f"info must have {STATUS.value + 1} + segments * {requests} words, not {info.numel()}",
     )
 
 
@@ -181,14 +172,15 @@ def plan_(
     _check(tables, job, pages, sizes, table, info)
     requests, lists, pieces, checks, pairs, places, hashed, _, most = sizes
     num_entries, num_groups = (pieces // requests, lists // requests) if requests else (0, 0)
-    segments = (info.numel() - FACTS.value - 1) // requests if requests else 0
-    # Where the job is not the one that sizes say, these may end up anywhere: nothing is read there then.
+    segments = (info.numel() - STATUS.value - 1) // requests if requests else 0
+    # Where sizes are of another job, these three may begin anywhere. check_kernel finds that out, and then no kernel
+    # reads them.
     entries = tables[HEADER.value :]
     groups = entries[ENTRY.value * num_entries :]
     bounds = tables[max(tables.numel() - segments - 1, 0) :]
     room = table.shape[1]
     slots = 1
-    while slots < 2 * hashed:  # at most half full
+    while slots < 2 * hashed:  # the hash table is at most half full
         slots *= 2
     pair_grid, piece_grid = (tiles(pairs),), (tiles(max(pieces, segments * requests)),)
     status, hashes = torch.zeros(1 + slots, dtype=torch.int64, device=pages.device).split((1, slots))

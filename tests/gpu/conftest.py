@@ -1,4 +1,4 @@
-"""A failure says on which back end."""
+"""Test reports name the back end, and what fails on the device fails the test that ran it."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def finished():
-    """What went wrong on the device is told by the test that did it."""
+    """Waits for the device behind each test, so that an error there fails that test and not a later one."""
     yield
     from on_device import finish
 

@@ -4,7 +4,7 @@ Prints "all right" at the end. Run it with PYTORCH_NO_CUDA_MEMORY_CACHING=1, so 
 the checker knows the ends of.
 """
 
-# ruff: noqa: E402  (the path comes first)
+# ruff: noqa: E402  (imports below need the path)
 from __future__ import annotations
 
 import sys
@@ -13,8 +13,9 @@ from pathlib import Path
 sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
 
 import torch
-from jobs import large_job, random_cuts, random_entries, random_pairs
-from on_device import DEVICE, PLACES, Copies, planned, same, slot_table, there
+from jobs import large_job
+from on_device import DEVICE, PLACES, Copies, planned, there
+from stage_inputs import STEPS, random_cuts, random_entries, random_pairs, same, slot_table
 from test_device_execute import Machine, on_gpu
 
 from kvplan import Request, ops
@@ -41,11 +42,11 @@ def main() -> None:
             assert ops.find_runs(src, dst, there(torch.tensor(indptr)))[1][-1] == -1
     for seed in range(4):
         runs, indptr = ops.find_runs(*random_pairs(40, seed), random_cuts(40, 2, seed))
-        args = (random_entries(2, seed), runs, indptr, torch.tensor([[1, 1], [3, 1]]))
+        args = (random_entries(2, seed), runs, indptr, STEPS[:2].contiguous())
         room = int(ops.expand(*args, 0)[1]) + seed - 1
         same(ops.expand(*map(there, args), max(room, 0)), ops.expand(*args, max(room, 0)))
-        slots, rows, lengths = slot_table(100, 16, seed)
-        ops.page_indices(slots, 16, rows, lengths)
+        slots, rows, lengths = map(there, slot_table(100, 16, seed))
+        ops.page_indices(slots[:, :100], 16, rows, lengths)
     for where in PLACES:
         for apart in (None, 0, 8, 4, 2, 1):
             copies = Copies([0, 1, 17, 100, 1700, 16384, 40001], 1, where, apart)

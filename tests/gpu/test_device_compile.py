@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from jobs import large_job
-from on_device import finish, needs_device, same, there
+from jobs import RUBBISH, large_job
+from on_device import finish, needs_device, there
+from stage_inputs import same
 
 from kvplan import ops
 
@@ -15,7 +16,7 @@ SIZE = 16  # tokens a page
 
 
 def stages(slots, entries, steps, src, dst, homes, capacity: int):
-    """Slots to bytes moved. Reads `dst` before and after: a copy that is dropped or reordered shows."""
+    """All stages, from slots to copied bytes. Reads `dst` before and after, so that a dropped or moved copy shows."""
     before = dst.sum(dtype=torch.int64)
     pages, bad = ops.page_indices(slots, SIZE)
     runs, indptr = ops.find_runs(pages[0], pages[1])
@@ -60,7 +61,7 @@ def test_plans(dynamic, compiler):
     sizes: list[int] = []
 
     def plan(tables, job, pages, table, info):
-        table.fill_(-0x0123456789ABCDEF)
+        table.fill_(RUBBISH)
         ops.plan_(tables, job, pages, sizes, table, info)
         return table + 1, info.clone()
 

@@ -6,7 +6,8 @@ import random
 
 import pytest
 import torch
-from on_device import DEVICE, DRY, PLACES, finish, needs_device, needs_gpu, pinned, same, there
+from on_device import DEVICE, DRY, PLACES, finish, needs_device, needs_gpu, pinned, there
+from stage_inputs import same
 
 import kvplan
 from kvplan import Layout, PlanError, Region, Request, execute, ops, pair
@@ -151,7 +152,7 @@ def test_a_bad_page_id_moves_nothing(place):
     bad = src if place == "src" else dst[place]
     bad[4] = 1 << 33 if place == "src" else bad[2]
     plan = machine.pairing.plan(src, dst)
-    ops.copy_(plan.device_table, plan.count)  # as `execute` does: it asks nobody
+    ops.copy_(plan.device_table, plan.count)  # as `execute` does, without reading the status
     machine.check([], {"host": [], "device": []})
     with pytest.raises(PlanError, match="position 4" if place == "src" else "positions 2 and 4"):
         plan.wait()

@@ -6,8 +6,9 @@ import random
 
 import pytest
 import torch
-from jobs import large_job, random_cuts, random_pairs
-from on_device import DEVICE, finish, needs_gpu, one_region, same, there
+from jobs import RUBBISH, large_job, one_region
+from on_device import DEVICE, finish, needs_gpu, there
+from stage_inputs import random_cuts, random_pairs, same
 from test_device_execute import Machine
 
 import kvplan
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
 def captured(call):
-    """A graph of `call`, which ran outside before, as capturing wants it; and what it returned."""
+    """(graph of `call`, what `call` returned). It runs before on another stream, as CUDA graphs require."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -93,7 +94,7 @@ def test_a_batch_replayed(in_host_memory):
 
 
 def test_a_job_replayed():
-    """The op alone; scratch memory that it takes during capture belongs to the graph."""
+    """The op alone. Scratch memory that it allocates during capture must stay the graph's own."""
     job, other = (large_job(3000, 2, scattered=scattered, rows=True, seed=4) for scattered in (True, False))
     tables, words, pages = there(job.tables), there(job.job), there(job.pages)
     table, info = map(there, job.outputs())
@@ -101,7 +102,7 @@ def test_a_job_replayed():
     for now in (job, other, job):
         rubbish = torch.full((1 << 20,), -1, dtype=torch.int64, device=DEVICE)  # over freed memory
         pages.copy_(now.pages)
-        table.fill_(-0x0123456789ABCDEF)
+        table.fill_(RUBBISH)
         graph.replay()
         same([table, info], now.with_pages(now.pages).expected())
         del rubbish

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import request_of
-from on_device import DEVICE, DRY, finish, needs_device, needs_gpu, one_region, same, there
+from jobs import one_region, request_of
+from on_device import DEVICE, DRY, finish, needs_device, needs_gpu, there
+from stage_inputs import same
 from strategies import clusters, profile
 
 import kvplan
@@ -38,7 +39,7 @@ if importlib.util.find_spec("cupy") is not None and not DRY:
 
 
 def equal(got: kvplan.Plan, want: kvplan.Plan) -> None:
-    """In all that a plan says."""
+    """Fails unless two plans are equal: tables, segments, offsets and sizes."""
     same([got.table], [want.table])
     assert got.segments == want.segments
     assert [list(cuts) for cuts in got.offsets] == [list(cuts) for cuts in want.offsets]
@@ -46,14 +47,14 @@ def equal(got: kvplan.Plan, want: kvplan.Plan) -> None:
 
 
 def in_form(lists, form):
-    """Page lists, or one, as `form` makes them; a list of forms is gone through in turn."""
+    """A page list, or a dict of page lists, with each list made into a `form` of FORMS."""
     if not isinstance(lists, dict):
         return form(lists)
     return {space: form(ids) for space, ids in lists.items()}
 
 
 def plan_there(pairing: kvplan.Pairing, request: Request) -> kvplan.Plan:
-    """Also where the lists are on the CPU."""
+    """A plan made on the device, even where the lists are on the CPU."""
     return pairing.planner([request], device=DEVICE).run()
 
 
@@ -145,7 +146,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("src", "host", "device"), BAD)
-def test_bad_page_ids_are_told_in_the_same_words_when_the_plan_is_read(src, host, device):
+def test_bad_page_ids_raise_the_same_error_when_the_plan_is_read(src, host, device):
     with pytest.raises(PlanError) as want:
         TWO_SPACES.plan(src, {"host": host, "device": device})
     for form in sorted(set(FORMS) - {"on the CPU"}):
@@ -199,7 +200,7 @@ def test_arrays_of_another_kind_are_refused():
 
 @pytest.mark.parametrize("in_host_memory", [False, True])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_a_planner_reads_its_lists_anew(dtype, in_host_memory):
+def test_each_run_of_a_planner_reads_its_lists_again(dtype, in_host_memory):
     """A table in pinned memory is written by the kernels themselves."""
     pages, pairing = 500, one_region(pages=2000, layers=5)
     src, dst = (torch.arange(pages, dtype=dtype, device=DEVICE) for _ in range(2))

@@ -5,24 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+import stage_inputs
 import torch
 from hypothesis import given
-from jobs import job_of, jobs, large_job, random_cuts, random_entries, random_pairs
-from on_device import (
-    BIG_SIZES,
-    DRY,
-    PLACES,
-    SIZES,
-    Copies,
-    finish,
-    needs_device,
-    needs_gpu,
-    one_region,
-    planned,
-    same,
-    slot_table,
-    there,
-)
+from jobs import OTHER_HEADERS, job_of, jobs, large_job, one_region
+from on_device import BIG_SIZES, DRY, PLACES, Copies, finish, needs_device, needs_gpu, planned, there
+from stage_inputs import random_cuts, random_entries, random_pairs, same
 from strategies import profile
 
 import kvplan
@@ -56,7 +44,7 @@ def test_batches(requests, pages, rows):
 
 
 def test_the_same_again_and_again():
-    """What is wrong once in many times is a race."""
+    """A race shows only in some of many runs."""
     job = large_job(3000, 4, scattered=True, rows=True)
     want = job.expected()
     for _ in range(2 if DRY else 200):
@@ -69,7 +57,7 @@ def test_into_pinned_memory():
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_first_bad_page_is_told_and_nothing_is_written(seed):
+def test_the_first_bad_page_is_named_and_nothing_is_written(seed):
     job = large_job(60 if seed % 2 else 3000, 4, scattered=True, rows=False, seed=seed, narrow=False)
     draw = random.Random(seed)
     pages = job.pages.clone()
@@ -101,6 +89,15 @@ def test_another_job_is_refused():
     same([table], [job.outputs()[0]])
 
 
+@needs_gpu
+@pytest.mark.parametrize(("requests", "changes"), OTHER_HEADERS, ids=str)
+def test_tables_with_another_header_are_refused(requests, changes):
+    job = large_job(5, requests, scattered=True, rows=False).with_header(changes)
+    table, info = planned(job)
+    assert info.tolist() == [13] + [0] * (len(info) - 1)
+    same([table], [job.outputs()[0]])
+
+
 def test_nothing_to_do():
     for pairing in (one_region(), one_region(layers=3)):
         for requests in ([], [kvplan.Request([], [])], [kvplan.Request([], [])] * 3):
@@ -117,9 +114,9 @@ def test_nothing_to_do():
 @pytest.mark.parametrize("length", [0, 1, 16, 100, 700])
 def test_page_indices(length, size):
     for seed in range(6):
-        args = slot_table(length, size, seed)
-        want = ops.page_indices(args[0].cpu(), size, *(None if arg is None else arg.cpu() for arg in args[1:]))
-        got = ops.page_indices(args[0], size, *args[1:])
+        slots, rows, lengths = stage_inputs.slot_table(length, size, seed)
+        want = ops.page_indices(slots[:, :length], size, rows, lengths)
+        got = ops.page_indices(there(slots)[:, :length], size, there(rows), there(lengths))
         good = want[1] == -1
         same([got[1], got[0].cpu()[good]], [want[1], want[0][good]])
 
@@ -129,17 +126,22 @@ def test_page_indices(length, size):
 def test_slots_of_one_request(n, dtype):
     slots = torch.arange(n, dtype=dtype) + 64 * 3
     same(ops.page_indices(there(slots), 64), ops.page_indices(slots, 64))
-    for wrong, value in ((n - 1, -1), (n // 2, 7), (0, 6)):
-        if n > 1:
-            broken = slots.clone()
-            broken[wrong] = value
-            bad = ops.page_indices(there(broken), 64)[1]
-            same([bad], [ops.page_indices(broken, 64)[1]])
-            assert bad >= 0
+    for broken in stage_inputs.broken_slots(slots):
+        bad = ops.page_indices(there(broken), 64)[1]
+        same([bad], [ops.page_indices(broken, 64)[1]])
+        assert bad >= 0
+
+
+@pytest.mark.parametrize("slots", stage_inputs.FAR_SLOTS)
+def test_slots_at_the_ends_of_64_bits_do_not_follow(slots):
+    given_ = torch.tensor(slots)
+    bad = ops.page_indices(there(given_), 2)[1]
+    same([bad], [ops.page_indices(given_, 2)[1]])
+    assert bad >= 0
 
 
 def test_a_large_token_table():
-    """SGLang's req_to_token: many rows, of which a batch picks some, out of order."""
+    """SGLang's req_to_token: many rows, of which a batch takes some in any order."""
     table = (torch.randperm(64 * 512).reshape(64, 512, 1) * 16 + torch.arange(16)).reshape(64, -1).to(torch.int32)
     rows = torch.randperm(64)[:40]
     lengths = torch.randint(0, table.shape[1] + 1, (40,))
@@ -151,7 +153,7 @@ def test_a_large_token_table():
 
 
 @pytest.mark.parametrize("lists", [None, 1, 7, 300])
-@pytest.mark.parametrize("n", SIZES + BIG_SIZES)
+@pytest.mark.parametrize("n", stage_inputs.SIZES + BIG_SIZES)
 def test_runs(n, lists):
     for seed in range(3 if n < 10_000 else 1):
         src, dst = random_pairs(n, seed)
@@ -160,8 +162,8 @@ def test_runs(n, lists):
 
 
 @needs_gpu
-@pytest.mark.parametrize("indptr", [[0, 5, 4, 9], [1, 5, 9], [0, 5, 8], [0, 5, 10], [0, -1, 9], [0, -9, -9, 9]])
-def test_a_malformed_indptr_of_pairs_is_told(indptr):
+@pytest.mark.parametrize("indptr", stage_inputs.MALFORMED_INDPTRS)
+def test_a_malformed_indptr_is_refused(indptr):
     src, dst = random_pairs(9, 1)
     _, cuts = ops.find_runs(there(src), there(dst), there(torch.tensor(indptr)))
     assert cuts[-1] == -1
@@ -175,7 +177,7 @@ def test_expansion(n):
     for seed in range(6):
         groups = 1 + seed % 3
         runs, indptr = ops.find_runs(*random_pairs(n, seed), random_cuts(n, groups, seed))
-        table, steps = random_entries(groups, seed), torch.tensor([[1, 1], [3, 1], [3, 5]])[:groups].contiguous()
+        table, steps = random_entries(groups, seed), stage_inputs.STEPS[:groups].contiguous()
         if n > 40:
             table = table[:30]
         args = (table, runs, indptr, steps)
@@ -196,32 +198,9 @@ def test_runs_go_into_expansion_as_they_are():
 
 @needs_gpu
 @pytest.mark.parametrize("many", [1, 3000])  # in the first tile of entries, or one among many
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e, r, i, s: r[2].__setitem__(1, 0),  # an empty run
-        lambda e, r, i, s: r[2].__setitem__(1, -3),
-        lambda e, r, i, s: r[0].__setitem__(0, (1 << 63) - 1),  # leads past 64 bits
-        lambda e, r, i, s: r[1].__setitem__(1, -1),
-        lambda e, r, i, s: i.__setitem__(-1, 4),  # more runs than there are
-        lambda e, r, i, s: i.__setitem__(-1, -1),  # as from a refused find_runs
-        lambda e, r, i, s: i.__setitem__(0, 1),
-        lambda e, r, i, s: s.__setitem__((0, 0), 0),
-        lambda e, r, i, s: e[-1].__setitem__(5, 1),  # no such group
-        lambda e, r, i, s: e[0].__setitem__(5, -1),
-        lambda e, r, i, s: e[len(e) // 2].__setitem__(4, 0),
-        lambda e, r, i, s: e[0].__setitem__(1, -8),
-        lambda e, r, i, s: e[-1].__setitem__(3, 1 << 62),
-    ],
-)
-def test_what_cannot_be_expanded_is_told(change, many):
-    args = [
-        torch.tensor([[1 << 30, 8, 1 << 40, 8, 8, 0]] * many),
-        torch.tensor([[5, 50, 500], [2, 20, 200], [3, 3, 3]]),
-        torch.tensor([0, 3]),
-        torch.ones(1, 2, dtype=torch.int64),
-    ]
-    change(*args)
+@pytest.mark.parametrize("change", stage_inputs.MALFORMED_EXPANSIONS)
+def test_malformed_expansions_are_refused(change, many):
+    args = stage_inputs.malformed_expansion(change, many)
     with pytest.raises(RuntimeError):
         ops.expand(*args, 9 * many)
     for _ in range(20):  # blocks begin at other times

@@ -6,8 +6,9 @@ import threading
 
 import pytest
 import torch
-from jobs import large_job
-from on_device import DEVICE, finish, needs_gpu, one_region, same, there
+from jobs import RUBBISH, large_job, one_region
+from on_device import DEVICE, finish, needs_gpu, there
+from stage_inputs import same
 
 from kvplan import Request, ops
 
@@ -23,7 +24,7 @@ def test_plans_on_several_streams_at_once():
     for _ in range(30):
         for job, stream, inputs, (table, info) in zip(jobs, streams, given, outputs, strict=True):
             with torch.cuda.stream(stream):
-                table.fill_(-0x0123456789ABCDEF)
+                table.fill_(RUBBISH)
                 ops.plan_(*inputs, job.sizes, table, info)
     finish()
     for job, got in zip(jobs, outputs, strict=True):
@@ -31,7 +32,7 @@ def test_plans_on_several_streams_at_once():
 
 
 def test_the_current_stream_is_the_one_used():
-    """Behind a slow kernel on its own stream a plan is late; on another it is not."""
+    """A plan waits for a slow kernel on its own stream, and not for one on another stream."""
     pairing = one_region(pages=100, layers=2)
     src, dst = there(torch.arange(50)), there(torch.arange(50))
     planner = pairing.planner([Request(src, dst)])
@@ -51,7 +52,7 @@ def test_the_current_stream_is_the_one_used():
 
 
 def test_calls_from_a_thread_that_never_used_the_device():
-    """No CUDA context is current there."""
+    """Such a thread has no current CUDA context."""
     job = large_job(300, 2, scattered=True, rows=True)
     args = list(map(there, (job.tables, job.job, job.pages)))
     table, info = map(there, job.outputs())
@@ -65,7 +66,7 @@ def test_calls_from_a_thread_that_never_used_the_device():
         try:
             ops.plan_(*args, job.sizes, table, info)
             ops.plan_(*args, job.sizes, in_host_memory, infos)
-        except BaseException as error:  # told by the thread that waits
+        except BaseException as error:  # raised by the thread that waits for this one
             failures.append(error)
 
     thread = threading.Thread(target=call)

@@ -6,8 +6,9 @@ import contextlib
 
 import pytest
 import torch
-from jobs import large_job, random_pairs
+from jobs import large_job
 from on_device import DEVICE, Copies, finish, needs_gpu, there
+from stage_inputs import random_pairs
 from test_device_execute import Machine, on_gpu
 
 from kvplan import Request, execute, ops

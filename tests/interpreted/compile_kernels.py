@@ -1,5 +1,7 @@
-"""Compiles every kernel for a GPU that need not be here: python compile_kernels.py cuda 90 32. Prints a line a kernel
-with what the assembler says of it; exits with 1 where one spills registers to memory."""
+"""Compiles every kernel for a GPU, which this machine need not have: python compile_kernels.py cuda 90 32.
+
+Prints, for each kernel, the registers and memory it uses. Exits with 1 where a kernel spills registers to memory.
+"""
 
 import re
 import subprocess
@@ -8,8 +10,8 @@ import tempfile
 
 import torch  # noqa: F401 (Triton's signatures name its types)
 import triton
-from kvplan.triton_kernels import copy, descriptors, pages, plan, runs
-from kvplan.triton_kernels.words import TILED
+from kvplan.triton_kernels import copy, descriptors, pages, plan, runs, scan
+from kvplan.triton_kernels.launch import TILED
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -23,7 +25,7 @@ OPTIONAL = {"page_indices_kernel": ("rows", "lengths"), "count_tiles_kernel": ("
 
 
 def variants(kernel, block):
-    """(types, constants) of the ways in which a kernel is called: 32-bit or 64-bit ids, optional tensors or none."""
+    """(types, constants) for each way to call a kernel: with 32-bit or 64-bit ids, with optional tensors or without."""
     name = kernel.fn.__name__
     types, constants = {}, {}
     for param in kernel.params:
@@ -41,14 +43,14 @@ def variants(kernel, block):
 
 
 def kernels():
-    for module in (pages, runs, descriptors, plan, copy):
+    for module in (scan, pages, runs, descriptors, plan, copy):
         for name, value in vars(module).items():
             if name.endswith("_kernel") and value.fn.__module__ == module.__name__:
                 yield name, value
 
 
 def facts(built):
-    """(what the assembler says of registers and memory, bytes or registers spilled)."""
+    """(registers and memory that a compiled kernel uses, bytes or registers spilled)."""
     if "cubin" in built.asm:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(built.asm["cubin"])

@@ -1,24 +1,24 @@
-"""page_indices, find_runs and expand: as the C++ ops give them, to the bit."""
+"""page_indices, find_runs and expand: the results of the C++ ops, to the bit."""
 
 from __future__ import annotations
 
 import pytest
+import stage_inputs
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import random_cuts, random_pairs
+from stage_inputs import random_cuts, random_pairs, same, words
 
 from kvplan import ops, triton_kernels
 
 TILE_ENDS = [0, 1, 1023, 1024, 1025, 2500]
-TOP = 1 << 64
+TOP = 1 << 64  # the end of the address space
 
 
-def same(op, *args):
-    found, expected = getattr(triton_kernels, op)(*args), getattr(ops, op)(*args)
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        assert torch.equal(a, b)
+def same_as_cpu(op, *args):
+    """The results of an op of this back end, which must be those of the C++ op."""
+    found = getattr(triton_kernels, op)(*args)
+    same(found, getattr(ops, op)(*args))
     return found
 
 
@@ -30,12 +30,14 @@ def same(op, *args):
 def test_slots_of_one_request(n, dtype):
     slots = torch.arange(n, dtype=dtype) + 64 * 3
     for page_size in (1, 3, 64, 5000):
-        same("page_indices", slots, page_size)
-    for wrong, value in ((n - 1, -1), (n // 2, 7), (0, 6)):
-        if n > 1:
-            broken = slots.clone()
-            broken[wrong] = value
-            assert same("page_indices", broken, 64)[1] >= 0
+        same_as_cpu("page_indices", slots, page_size)
+    for broken in stage_inputs.broken_slots(slots):
+        assert same_as_cpu("page_indices", broken, 64)[1] >= 0
+
+
+@pytest.mark.parametrize("slots", stage_inputs.FAR_SLOTS)
+def test_slots_at_the_ends_of_64_bits_do_not_follow(slots):
+    assert same_as_cpu("page_indices", torch.tensor(slots), 2)[1] >= 0
 
 
 @given(st.data(), st.sampled_from([torch.int32, torch.int64]), st.sampled_from([1, 2, 7, 16]))
@@ -49,15 +51,15 @@ def test_slots_of_a_table(data, dtype, page_size):
         torch.tensor(data.draw(st.lists(st.integers(-1, most), min_size=count, max_size=count)), dtype=torch.int64)
         for most in (rows, length + 1)
     )
-    same("page_indices", slots, page_size, numbers, lengths)
-    same("page_indices", slots, page_size, numbers)
-    same("page_indices", slots, page_size)
+    same_as_cpu("page_indices", slots, page_size, numbers, lengths)
+    same_as_cpu("page_indices", slots, page_size, numbers)
+    same_as_cpu("page_indices", slots, page_size)
 
 
 def test_large_slots():
     slots = torch.arange(3000) + (1 << 40) * 64
-    assert same("page_indices", slots, 64)[1] == -1
-    assert same("page_indices", torch.tensor([(1 << 63) - 2, (1 << 63) - 1]), (1 << 63) - 2)[1] == -1
+    assert same_as_cpu("page_indices", slots, 64)[1] == -1
+    assert same_as_cpu("page_indices", torch.tensor([(1 << 63) - 2, (1 << 63) - 1]), (1 << 63) - 2)[1] == -1
 
 
 # --------------------------------------------------------------------------------------------------------- find_runs
@@ -66,37 +68,31 @@ def test_large_slots():
 @pytest.mark.parametrize("n", TILE_ENDS)
 def test_runs(n):
     src, dst = random_pairs(n, n)
-    same("find_runs", src, dst)
+    same_as_cpu("find_runs", src, dst)
     for lists in (1, 3, 1100):
-        same("find_runs", src, dst, random_cuts(n, lists, n + lists))
+        same_as_cpu("find_runs", src, dst, random_cuts(n, lists, n + lists))
 
 
 def test_runs_at_the_ends():
     big = (1 << 63) - 1
     values = torch.tensor([big - 1, big, -big - 1, -big, 0, 1])
-    same("find_runs", values, torch.arange(6))
-    same("find_runs", torch.arange(1030), torch.arange(1030))
-    same("find_runs", torch.arange(1030), torch.arange(1030), torch.tensor([0, 0, 1024, 1024, 1030, 1030]))
-    same("find_runs", torch.arange(0), torch.arange(0), torch.tensor([0]))
+    same_as_cpu("find_runs", values, torch.arange(6))
+    same_as_cpu("find_runs", torch.arange(1030), torch.arange(1030))
+    same_as_cpu("find_runs", torch.arange(1030), torch.arange(1030), torch.tensor([0, 0, 1024, 1024, 1030, 1030]))
+    same_as_cpu("find_runs", torch.arange(0), torch.arange(0), torch.tensor([0]))
 
 
-@pytest.mark.parametrize("cuts", [[0, 5], [1, 6], [0, 4, 3, 6], [0, 9, 6], [0, -1, 6]])
-def test_cuts_that_do_not_rise(cuts):
-    runs, run_indptr = triton_kernels.find_runs(torch.arange(6), torch.arange(6), torch.tensor(cuts))
+@pytest.mark.parametrize("indptr", stage_inputs.MALFORMED_INDPTRS)
+def test_a_malformed_indptr_is_refused(indptr):
+    runs, run_indptr = triton_kernels.find_runs(torch.arange(9), torch.arange(9), torch.tensor(indptr))
     assert run_indptr[-1] == -1 and not runs.any()
 
 
 # ------------------------------------------------------------------------------------------------------------ expand
 
 
-def words(rows, columns):
-    return torch.tensor([[v - TOP if v >= TOP // 2 else v for v in row] for row in rows], dtype=torch.int64).reshape(
-        -1, columns
-    )
-
-
 def check_expand(entries, runs, indptr, steps, capacity):
-    """As the C++ op, or -1 where that refuses."""
+    """The count of an expansion, which must be as the C++ op makes it; -1 where that raises an error."""
     args = (
         words(entries, 6),
         words(runs, 3).T.contiguous(),
@@ -110,7 +106,7 @@ def check_expand(entries, runs, indptr, steps, capacity):
         table, count = triton_kernels.expand(*args)
         assert count == -1 and not table.any()
         return -1
-    return int(same("expand", *args)[1])
+    return int(same_as_cpu("expand", *args)[1])
 
 
 @st.composite
@@ -145,29 +141,18 @@ def test_expansion_of_more_than_a_tile():
     assert check_expand([], [], [0], [], 1025) == 0
 
 
-@pytest.mark.parametrize(
-    ("entries", "runs"),
-    [
-        ([(TOP - 8, 8, 0, 8, 8, 0)], [(1, 0, 1)]),
-        ([(0, 8, 0, 1 << 62, 8, 0)], [(0, 2, 1)]),
-        ([(0, 8, 0, 8, 8, 1)], [(0, 0, 1)]),
-        ([(0, 8, 0, 8, 8, -1)], [(0, 0, 1)]),
-        ([(0, 8, 0, 8, 0, 0)], [(0, 0, 1)]),
-        ([(0, 0, 0, 8, 8, 0)], [(0, 0, 1)]),
-        ([(0, 8, 0, 8, 8, 0)], [(0, 0, 0)]),
-        ([(0, 8, 0, 8, 8, 0)], [(-1, 0, 1)]),
-        ([(0, 8, 0, 8, 8, 0)], [((1 << 63) - 2, 0, 5)]),
-    ],
-)
-def test_malformed_expansions(entries, runs):
-    good = [(0, 8, 0, 8, 8, 0)]
-    for many in (entries, good + entries, good * 1024 + entries):
-        assert check_expand(many, runs, [0, 1], [(1, 1)], 100) == -1
+@pytest.mark.parametrize("many", [1, 1025])
+@pytest.mark.parametrize("change", stage_inputs.MALFORMED_EXPANSIONS)
+def test_malformed_expansions_are_refused(change, many):
+    args = stage_inputs.malformed_expansion(change, many)
+    with pytest.raises(RuntimeError):
+        ops.expand(*args, 100)
+    table, count = triton_kernels.expand(*args, 100)
+    assert count == -1 and not table.any()
 
 
-@pytest.mark.parametrize(("indptr", "steps"), [([0, 2], [(1, 1)]), ([1, 1], [(1, 1)]), ([0, 1], [(0, 1)]), ([5], [])])
-def test_malformed_groups(indptr, steps):
-    assert check_expand([(0, 8, 0, 8, 8, 0)] if steps else [], [(0, 0, 1)], indptr, steps, 10) == -1
+def test_runs_without_a_group_are_refused():
+    assert check_expand([], [(0, 0, 1)], [5], [], 10) == -1
 
 
 def test_the_last_byte_of_the_address_space():

@@ -1,13 +1,14 @@
-// Compiled with -fsanitize=thread, every access to memory that others may see calls a function. These are they, in
-// place of the sanitizer's: each access becomes a point where another thread may run, so that races between two plain
-// accesses show too. Compile with the flag and link without it: g++ -c -fsanitize=thread ...; g++ -shared ...
+// With -fsanitize=thread the compiler calls a function at every access to memory that other threads may see. This file
+// defines these functions in place of the sanitizer's library: each access becomes a point where another thread may run,
+// so that races between two plain accesses show too. Compile with the flag and link without it:
+// g++ -c -fsanitize=thread ...; g++ -shared ...
 #pragma once
 
 namespace simt __attribute__((visibility("hidden"))) {
 
 #ifdef __SANITIZE_THREAD__
 
-// Whether the scheduler runs, whose own accesses are none of the kernel's.
+// Whether the scheduler runs: its own accesses are no points, since they are not the kernel's.
 __attribute__((tls_model("initial-exec"))) inline thread_local bool inside = false;
 
 struct Inside {

@@ -1,4 +1,4 @@
-// What the scheduler knows of a thread, a warp and a block.
+// What the scheduler keeps for each thread, warp and block, and the text that error messages say of them.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct uint3 {
 
 namespace simt __attribute__((visibility("hidden"))) {
 
-// Where in the source something is: as a default argument, the caller's place.
+// A place in the source. As a default argument, here() is the place of the call.
 struct Site {
   const char* file = "";
   int line = 0;
@@ -37,14 +37,14 @@ struct Thread : Fiber {
   Block* block;
   uint3 index;
   unsigned warp, lane;
-  const char* op;        // what it waits in; nullptr: runs, or could
-  Site site;             // where
+  const char* op;        // the intrinsic it waits in; nullptr: it runs or can run
+  Site site;             // where in the source it waits
   uint32_t mask;         // of a warp intrinsic; else 0
   int from;              // lane read by a shuffle; -1: a vote
-  uint64_t value;        // brought to a warp intrinsic
-  uint64_t result;       // taken from it
-  uint64_t generation;   // of `idled`
-  unsigned idled;        // how much it did in vain
+  uint64_t value;        // given to a warp intrinsic
+  uint64_t result;       // returned by it
+  uint64_t generation;   // in which `idled` was counted, see Grid::idle
+  unsigned idled;        // weight of the waits and intrinsics that brought it no further
   bool ended;
 
   void wait_in(const char* the_op, Site the_site, uint32_t the_mask = 0) {
@@ -67,7 +67,7 @@ struct Set {
   }
 };
 
-// Lanes that met, or will meet, in one warp intrinsic.
+// One call of a warp intrinsic: the lanes it needs (mask), and those that are there already.
 struct Meeting {
   const char* op;
   Site site;
@@ -76,7 +76,7 @@ struct Meeting {
 
 struct Warp {
   std::vector<Meeting> meetings;
-  uint32_t gone;  // lanes that ended or never were
+  uint32_t gone;  // lanes that have ended, or that a block of this size does not have
 };
 
 struct Free {
@@ -94,7 +94,7 @@ struct Block {
   unsigned ended;     // threads
   unsigned arrived;   // threads at the barrier
   Thread* first;      // the first of them
-  int count, result;  // predicates that held: of the barrier being filled, of the last one
+  int count, result;  // true predicates: at the barrier that threads arrive at now, at the last one
   Set ready, asleep;
   std::vector<Thread> threads;
   std::vector<Warp> warps;
@@ -113,7 +113,7 @@ inline std::string place(const Thread& thread) {
 }
 inline std::string waits(const Thread& thread) { return name(thread) + " waits at " + place(thread); }
 
-// Who waits where in blocks that have not ended: threads of a block that wait at one place are told of together.
+// Which threads wait where, in blocks that have not ended. Threads of a block that wait at one place are listed as one.
 inline std::string who_waits(const std::vector<Block>& blocks) {
   std::string told;
   unsigned groups = 0;
@@ -137,7 +137,7 @@ inline std::string who_waits(const std::vector<Block>& blocks) {
   return told;
 }
 
-// The fibre that runs, or nullptr outside a launch.
+// The thread that runs now, or nullptr outside a launch.
 __attribute__((tls_model("initial-exec"))) inline thread_local Thread* current = nullptr;
 
 }  // namespace simt

@@ -1,7 +1,8 @@
-// Fibres: stacks that one operating system thread switches between by hand, without a system call.
+// Fibres: stacks that one operating system thread switches between.
 //
-// x86-64 has a switch of its own (callee-saved registers, stack pointer, mxcsr, x87 control word): swapcontext makes a
-// system call for the signal mask every time. Elsewhere, or with SIMT_UCONTEXT defined, ucontext does it.
+// On x86-64 the switch is written here: it saves the callee-saved registers, the stack pointer, mxcsr and the x87 control
+// word. swapcontext would make a system call for the signal mask each time; it is used on other machines, and where
+// SIMT_UCONTEXT is defined.
 #pragma once
 
 #include <sys/mman.h>
@@ -39,13 +40,13 @@ constexpr size_t kStackBytes = size_t{256} << 10;  // instrumented frames are la
 #else
 constexpr size_t kStackBytes = size_t{64} << 10;
 #endif
-constexpr size_t kReserveBytes = 4096;  // the low end of a stack: whoever reaches into it has overflowed
+constexpr size_t kReserveBytes = 4096;  // the low end of a stack: a thread that writes there has overflowed it
 constexpr uint64_t kCanary = 0x51ac6fe2b7d34e95;
 
 struct Fiber {
   char* low = nullptr;      // lowest byte of the stack
   size_t bytes = 0;         // its size
-  void* fake = nullptr;     // the sanitizer's
+  void* fake = nullptr;     // the address sanitizer's own stack for this fibre
 #ifdef SIMT_UCONTEXT
   ucontext_t context;
 #else
@@ -55,11 +56,11 @@ struct Fiber {
 
 #ifndef SIMT_UCONTEXT
 #if defined(__GNUC__) && !defined(__clang__)
-#define SIMT_NO_IPA noipa  // else the caller may believe that caller-saved registers survive
+#define SIMT_NO_IPA noipa  // else the compiler may assume that caller-saved registers survive
 #else
 #define SIMT_NO_IPA noinline
 #endif
-// Saves the registers and leaves the stack pointer in *save; takes up from `to`.
+// Saves the registers, stores the stack pointer in *save, and goes on with the stack pointer `to`.
 __attribute__((naked, noinline, SIMT_NO_IPA, no_sanitize("thread")))
 static void switch_stack(void** /*save*/, void* /*to*/) {
   asm volatile(
@@ -75,7 +76,7 @@ static void switch_stack(void** /*save*/, void* /*to*/) {
 // stack tops: stacks that all start at one page offset fight for the same cache lines.
 inline void prepare(Fiber& fiber, void (*entry)(), size_t color) {
 #ifdef SIMT_ASAN
-  __asan_unpoison_memory_region(fiber.low, fiber.bytes);  // what an abandoned fibre left
+  __asan_unpoison_memory_region(fiber.low, fiber.bytes);  // marks that an abandoned fibre left
 #endif
 #ifdef SIMT_UCONTEXT
   (void)color;
@@ -97,7 +98,7 @@ inline void prepare(Fiber& fiber, void (*entry)(), size_t color) {
 #endif
 }
 
-// Runs `to`; returns when somebody switches back. With `last`, nobody will.
+// Runs `to`; returns when a fibre switches back. With `last`, none does.
 inline void switch_fiber(Fiber& from, Fiber& to, bool last = false) {
 #ifdef SIMT_ASAN
   __sanitizer_start_switch_fiber(last ? nullptr : &from.fake, to.low, to.bytes);
@@ -113,7 +114,7 @@ inline void switch_fiber(Fiber& from, Fiber& to, bool last = false) {
 #endif
 }
 
-// First thing a fibre calls. `root` is the caller of the first fibre, whose stack only the sanitizer knows.
+// The first call of a fibre. `root` is the caller of the first fibre; only the sanitizer can say where its stack lies.
 inline void entered(Fiber& root) {
 #ifdef SIMT_ASAN
   const void* low = nullptr;
@@ -127,8 +128,8 @@ inline void entered(Fiber& root) {
 #endif
 }
 
-// Stacks, mapped once and used again and again. No guard pages (thousands of mappings are slow); words in the reserve
-// tell of an overflow.
+// Stacks, mapped once and used again. There are no guard pages, since thousands of mappings are slow: an overflow shows
+// in words of the reserve that have changed.
 class Stacks {
  public:
   Stacks() = default;

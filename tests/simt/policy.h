@@ -1,4 +1,4 @@
-// What a launch draws from its seed: how many blocks are resident, in which order blocks start, and who runs when.
+// What a launch draws from its seed: how many blocks are resident, in which order blocks start, and which thread runs when.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,8 @@ class Random {  // splitmix64
   uint64_t state_;
 };
 
-// Which of several is next: any; the first; the last; the one after the last served; the last served while it can.
+// How the next of several is chosen: at random; the first; the last; the one after that chosen last; that chosen last, while
+// it can run.
 enum class Order { kUniform, kLowest, kHighest, kNext, kKeep };
 
 struct Policy {
@@ -36,7 +37,7 @@ struct Policy {
 
   Policy(uint64_t seed, unsigned blocks, unsigned threads, unsigned wanted) : random(seed) {
     const unsigned most = std::min({std::max(1u, kMostThreads / threads), kMostBlocks, blocks});
-    // Few more often than many: caches hold few, and two or three show most mistakes.
+    // Few blocks more often than many: few fit into caches, and two or three show most mistakes.
     resident = wanted ? std::min(wanted, most) : std::min(most, 1 + random.below(1u << random.below(6)));
     queue.resize(blocks);
     std::iota(queue.begin(), queue.end(), 0u);
@@ -52,7 +53,7 @@ struct Policy {
     sleeps = !random.one_in(4);
     for (Order& each : order) each = random.one_in(3) ? Order::kUniform : static_cast<Order>(random.below(5));
 
-    const unsigned victim = random.below(6);  // a block, a warp of each block, a lane of each warp, or nobody
+    const unsigned victim = random.below(6);  // 0: a block; 1: a warp of each block; 2: a lane of each warp; else none
     all_but = random.one_in(4);
     if (victim == 0) victim_block = random.below(blocks);
     if (victim == 1) victim_warps = 1u << random.below((threads + 31) / 32);
@@ -97,13 +98,13 @@ struct Policy {
   unsigned point;               // of 16: how likely a point is a yield point
   bool sleeps;                  // __nanosleep sleeps; else it only lets others run
   Order order[3];               // of blocks, warps, lanes
-  unsigned victim_block = kNone;  // starved: runs when nobody else can;
-  bool all_but = false;           // with this, all others are
+  unsigned victim_block = kNone;  // starved: its threads run only when no other can
+  bool all_but = false;           // then all blocks, warps or lanes but the victim are starved
   uint32_t victim_warps = 0, victim_lanes = 0;
   unsigned char poison;  // what fresh shared memory holds
 };
 
-// Who can run, who sleeps, and who runs next.
+// Which threads can run, which sleep, and which runs next.
 class Chooser {
  protected:
   Chooser(uint64_t seed, unsigned blocks, unsigned threads, unsigned resident)
@@ -134,8 +135,8 @@ class Chooser {
     victim_slots_ = policy_.starves(block.index.x) ? victim_slots_ | bit : victim_slots_ & ~bit;
   }
 
-  // The next thread, or nullptr if none can run. A victim runs when nobody else can, or rarely; a sleeper when all
-  // others sleep or wait, or now and then. `fair` gives each a chance at once.
+  // The next thread, or nullptr if none can run. A starved thread runs when no other can, and otherwise rarely. A sleeping
+  // thread wakes when all others sleep or wait, and otherwise now and then. With `fair`, none is starved.
   Thread* next(bool fair) {
     const uint64_t bits = policy_.random.next();
     if (asleep_ && (bits & 7) == 0) wake_one();
@@ -155,7 +156,7 @@ class Chooser {
   std::vector<Block> slots_;  // the resident blocks
 
  private:
-  // A thread that can run, or nullptr; with `spare` no victim.
+  // A thread that can run, or nullptr; with `spare`, none that is starved.
   Thread* find(bool spare, bool uniform) {
     const Order any = Order::kUniform;
     for (uint32_t slots = ready_ & ~(spare ? victim_slots_ : 0); slots;) {

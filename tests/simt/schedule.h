@@ -1,8 +1,8 @@
 // The scheduler: runs a grid of fibres on one operating system thread, in an order drawn from a seed.
 //
 // At every yield point the running fibre picks the next one and switches to it. A launch draws a policy: how likely a
-// fibre is to go on, in which order blocks, warps and lanes are served, who is starved, how many blocks are resident
-// and in which order the others follow. The same seed gives the same run. Memory is sequentially consistent.
+// fibre is to go on, in which order blocks, warps and lanes take turns, which of them are starved, how many blocks are
+// resident and in which order the others follow. The same seed gives the same run. Memory is sequentially consistent.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@ struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a launch is told: `launch(7, ...)` or `launch({7, "name"}, ...)`.
+// First argument of a launch: `launch(7, ...)` or `launch({7, "name"}, ...)`.
 struct Run {
   Run(uint64_t the_seed, const char* the_kernel = "kernel", unsigned blocks_resident = 0)
       : seed(the_seed), kernel(the_kernel), resident(blocks_resident) {}
@@ -72,7 +72,7 @@ class Grid : Chooser {
   uint3 dim() const { return dim_; }
   uint3 block_dim() const { return block_dim_; }
 
-  // Lets others run, perhaps.
+  // A point where, as the policy draws, another thread may run.
   void yield() {
     const Inside inside;
     if ((policy_.random.next() & 255) >= policy_.stay) switch_away();
@@ -90,20 +90,20 @@ class Grid : Chooser {
     switch_away();
     self.op = nullptr;
   }
-  // Something happened that a waiting thread may wait for.
+  // Called when memory has changed, or a thread or block has begun or ended: what others wait for may have come.
   void progress() {
     const Inside inside;
     ++generation_;
     quiet_steps_ = dead_generations_ = 0;
     waits_ = false;
   }
-  // An atomic changed nothing: perhaps a wait.
+  // Called when an atomic changed nothing: the thread may be waiting in a loop.
   void no_progress() {
     const Inside inside;
     idle(kVainWait);
   }
 
-  // A barrier for the whole block; how many threads brought a true predicate.
+  // A barrier for the whole block; returns how many threads had a true predicate.
   int barrier(const char* op, bool predicate, Site site) {
     const Inside inside;
     yield();
@@ -132,7 +132,8 @@ class Grid : Chooser {
     return block.result;
   }
 
-  // Waits for the lanes of `mask`; the value of lane `from`, or, where that is -1, the lanes whose value is not 0.
+  // Waits for the lanes of `mask`. Returns the value of lane `from`, or, where that is -1, a mask of the lanes whose value
+  // is not 0.
   uint64_t meet(const char* op, uint32_t mask, uint64_t value, int from, Site site) {
     const Inside inside;
     yield();
@@ -184,7 +185,7 @@ class Grid : Chooser {
     return self.result;
   }
 
-  // The block's object declared at `key`.
+  // The shared memory of the running block for the declaration that `key` identifies.
   void* shared(const void* key, size_t bytes, size_t align) {
     const Inside inside;
     size_t total = bytes;
@@ -202,7 +203,7 @@ class Grid : Chooser {
     return memory;
   }
 
-  // Ends the launch with an error, in words that `why` makes: the fibre is left for good, and with it what it owns.
+  // Ends the launch with an error whose text `why` makes. The fibre never runs again, nor do destructors on its stack.
   template <class Why>
   [[noreturn]] void fail(Why why) {
     const Inside inside;
@@ -310,14 +311,15 @@ class Grid : Chooser {
 
   Thread* pick() {
     if (++steps_ > kMostSteps) return stuck("no end: too many steps");
-    // The longer nothing happens, the less anybody is starved.
+    // After many steps without progress, starved threads run too.
     const bool fair = ++quiet_steps_ > patience_ && (steps_ & 1);
     Thread* thread = next(fair);
     return thread ? thread : stuck("deadlock: no thread can run");
   }
 
-  // A dead wait is found by counting what each thread does in vain since the last progress, or since all had done
-  // much: when that came often, and some of it was waiting, they wait for what will not come.
+  // Finds threads that wait for ever. Each thread adds up the weights of its waits and intrinsics in this generation. A
+  // generation ends with progress, or when every thread that can run has added up kTired. After kDeadGenerations of the
+  // second kind in a row, in each of which a thread waited, what they wait for will not come.
   void idle(unsigned weight) {
     Thread& self = *current;
     if (weight == kVainWait) waits_ = true;
@@ -336,7 +338,7 @@ class Grid : Chooser {
   }
   bool all_idle() {
     const size_t threads = block_dim_.x, all = slots_.size() * threads;
-    for (size_t i = 0; i < all; ++i, ++witness_) {  // from whoever was not idle the last time
+    for (size_t i = 0; i < all; ++i, ++witness_) {  // first the thread that was not idle the last time
       if (witness_ >= all) witness_ = 0;
       const Block& block = slots_[witness_ / threads];
       const Thread& thread = block.threads[witness_ % threads];
@@ -370,8 +372,8 @@ class Grid : Chooser {
                 std::to_string(threads) + " threads");
   }
 
-  static constexpr unsigned kVainWait = 16;  // what a wait in vain weighs against an intrinsic
-  static constexpr unsigned kTired = 256;    // that much in a generation, of each thread that can run,
+  static constexpr unsigned kVainWait = 16;  // weight of a wait in vain; an intrinsic weighs 1
+  static constexpr unsigned kTired = 256;    // see idle()
   static constexpr unsigned kDeadGenerations = 64;
 
   Run run_;
@@ -379,15 +381,15 @@ class Grid : Chooser {
   void* closure_;
   uint3 dim_, block_dim_;
   uint64_t steps_ = 0;
-  uint64_t quiet_steps_ = 0, patience_;  // since progress; how many before the policy gives way
+  uint64_t quiet_steps_ = 0, patience_;  // steps since progress; how many there may be before starved threads run too
   uint64_t generation_ = 1;
   unsigned dead_generations_ = 0;
-  bool waits_ = false;             // in this generation somebody waited
-  size_t witness_ = 0;             // a thread that was not idle
-  Fiber root_;                     // whoever called launch
-  Block* finished_ = nullptr;      // why a fibre left for root_: its block ended,
-  std::exception_ptr exception_;   // it threw,
-  std::string failure_;            // or this
+  bool waits_ = false;             // whether a thread waited in this generation
+  size_t witness_ = 0;             // number of a thread that was not idle
+  Fiber root_;                     // the caller of the launch; a fibre switches to it for one of three reasons:
+  Block* finished_ = nullptr;      // its block has ended,
+  std::exception_ptr exception_;   // it threw this,
+  std::string failure_;            // or the launch failed with this text
 };
 
 }  // namespace simt

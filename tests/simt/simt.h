@@ -4,10 +4,10 @@
 //   #include "some_kernel.cuh"
 //   SIMT_LAUNCH(seed, blocks, threads, kernel, args...);   // throws simt::Error
 //
-// What differs from a GPU, always to be stricter: a warp's lanes run independently and meet only in a warp intrinsic;
-// a lane that has ended, or never was, may not be in a mask; a thread may not end while others of its block wait at a
-// barrier; threads of a block must meet at the same line. Not seen: a missing __threadfence (memory is sequentially
-// consistent), and a race without a yield point (intrinsic, atomic, KVPLAN_POINT) between its two accesses.
+// It is stricter than a GPU: the lanes of a warp run independently and meet only in a warp intrinsic; a mask may name no
+// lane that has ended or that the block does not have; a thread may not end while others of its block wait at a barrier;
+// the threads of a block must meet in a barrier at the same line. It does not find a missing __threadfence, since memory is
+// sequentially consistent, nor a race without a yield point (intrinsic, atomic, KVPLAN_POINT) between its two accesses.
 #pragma once
 
 #include <climits>
@@ -18,8 +18,8 @@
 
 namespace simt __attribute__((visibility("hidden"))) {
 
-// Runs fn(args...) as every thread of the grid; returns how many times the scheduler chose. Throws Error, or what the
-// kernel threw; fibres that have not ended are then abandoned without running destructors.
+// Runs fn(args...) as every thread of the grid; returns how many times the scheduler chose a thread. Throws Error, or what
+// the kernel threw. Fibres that have not ended then never run again, and destructors on their stacks do not run.
 template <class F, class... Args>
 uint64_t launch(Run run, unsigned blocks, unsigned threads, F&& fn, Args&&... args) {
   auto body = [&] { fn(args...); };
@@ -27,7 +27,7 @@ uint64_t launch(Run run, unsigned blocks, unsigned threads, F&& fn, Args&&... ar
   return Grid(run, blocks, threads, [](void* closure) { (*static_cast<Body*>(closure))(); }, &body).run();
 }
 
-// A point where another thread may run. Does nothing outside a launch, as do those of the atomics.
+// A point where another thread may run. Outside a launch points do nothing, those in atomics included.
 inline void point() {
   const Inside inside;
   if (current) current->grid->point();
@@ -37,7 +37,7 @@ inline void yield() {
   if (current) current->grid->yield();
 }
 
-// One indivisible read, change and write of `*at`; the old value.
+// One indivisible read, change and write of `*at`; returns the old value.
 template <class T, class F>
 T atomic(T* at, F change) {
   static_assert(std::is_integral_v<T> && (sizeof(T) == 4 || sizeof(T) == 8), "atomics are of 32 or 64 bits");
@@ -52,7 +52,7 @@ T atomic(T* at, F change) {
   return old;
 }
 template <class T>
-using Same = std::common_type_t<T>;  // an argument that does not deduce T
+using Same = std::common_type_t<T>;  // of an argument from which T is not deduced
 
 template <class T>
 T shuffle(const char* op, uint32_t mask, T value, int from, Site site) {

@@ -1,6 +1,6 @@
-"""Every CUDA kernel and its launches on the CPU, in random order of threads and blocks, against the C++ ops to the bit.
+"""Every CUDA kernel and its launches in an emulator on the CPU: results equal those of the C++ ops, to the bit.
 
-KVPLAN_SIMT_SEEDS draws more orders (a number).
+Threads and blocks take turns in random orders. KVPLAN_SIMT_SEEDS is how many orders each test draws (3 by default).
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import stage_inputs
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import Job, job_of, jobs, large_job, random_cuts, random_entries, random_pairs
+from jobs import OTHER_HEADERS, Job, job_of, jobs, large_job, one_region
+from stage_inputs import Copies, random_cuts, random_entries, random_pairs, same, words
 from strategies import profile
 
 import kvplan
@@ -23,11 +25,10 @@ from kvplan import ops
 
 HERE = Path(__file__).parent
 SEEDS = int(os.environ.get("KVPLAN_SIMT_SEEDS", "3"))
-SIZES = [0, 1, 2, 31, 33, 255, 256, 257, 1023, 1024, 1025, 2049, 5000]  # around warps, blocks and tiles
 
 
 class Emulator:
-    """kernels.cpp, with tensors for pointers."""
+    """The functions of kernels.cpp; they take tensors where C++ takes pointers."""
 
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
@@ -72,18 +73,13 @@ def emulator(tmp_path_factory, request):
     return build(tmp_path_factory.mktemp("simt"), HERE / "kernels.cpp", every_access=request.param == "accesses")
 
 
-def assert_same(got, want):
-    for mine, right in zip(got, want, strict=True):
-        assert torch.equal(mine, right), (mine.tolist(), right.tolist())
-
-
 # ------------------------------------------------------------------------------------------------------------- plans
 
 
 @given(job=jobs(), seed=st.integers(0, 1 << 40))
 @profile(150)
 def test_plans_of_clusters(emulator, job, seed):
-    assert_same(emulator.plan_(seed, job), job.expected())
+    same(emulator.plan_(seed, job), job.expected())
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -92,18 +88,18 @@ def test_plans_of_clusters(emulator, job, seed):
 @pytest.mark.parametrize("pages", [1, 127, 128, 129, 700])
 def test_plans_of_many_pages(emulator, pages, scattered, rows, seed):
     job = large_job(pages, 1, scattered=scattered, rows=rows, seed=seed, narrow=bool(seed % 2))
-    assert_same(emulator.plan_(seed, job), job.expected())
+    same(emulator.plan_(seed, job), job.expected())
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize(("requests", "pages"), [(2, 300), (40, 9), (300, 1)])
 def test_batches(emulator, requests, pages, seed):
     job = large_job(pages, requests, scattered=bool(seed % 2), rows=False, seed=seed)
-    assert_same(emulator.plan_(seed, job), job.expected())
+    same(emulator.plan_(seed, job), job.expected())
 
 
 @pytest.mark.parametrize("seed", range(4 * SEEDS))
-def test_the_first_bad_page_is_told_and_nothing_is_written(emulator, seed):
+def test_the_first_bad_page_is_named_and_nothing_is_written(emulator, seed):
     job = large_job(60, 4, scattered=True, rows=False, seed=seed, narrow=False)
     draw = random.Random(seed)
     pages = job.pages.clone()
@@ -115,11 +111,11 @@ def test_the_first_bad_page_is_told_and_nothing_is_written(emulator, seed):
     table, info = job.expected()
     untouched, _ = job.outputs()
     assert info[0] == 0 or torch.equal(table, untouched)
-    assert_same(emulator.plan_(seed, job), (table, info))
+    same(emulator.plan_(seed, job), (table, info))
 
 
 @pytest.mark.parametrize("seed", range(4 * SEEDS))
-def test_of_many_alike_the_second_is_told(emulator, seed):
+def test_of_many_equal_pages_the_second_is_named(emulator, seed):
     job = large_job(300, 1, scattered=True, rows=False, seed=seed)
     source = int(job.job[ops.SIZES + 1])  # the source list lies first, the two destination lists behind it
     pages = job.pages.clone()
@@ -128,16 +124,16 @@ def test_of_many_alike_the_second_is_told(emulator, seed):
     job = job.with_pages(pages)
     _, info = job.expected()
     assert source == 0 and info[:5].tolist() == [3, 0, 0, first + 1, int(pages[-301])]
-    assert_same(emulator.plan_(seed, job), job.expected())
+    same(emulator.plan_(seed, job), job.expected())
 
 
-def test_of_three_alike_the_second_is_told_whoever_comes_first(emulator):
+def test_of_three_equal_pages_the_second_is_named_whichever_thread_is_first(emulator):
     job = large_job(3, 1, scattered=False, rows=False)
     job = job.with_pages(torch.tensor([0, 1, 2, 4, 4, 4, 0, 1, 2], dtype=torch.int32))
     want = job.expected()
     assert want[1][:5].tolist() == [3, 0, 0, 1, 4]
     for seed in range(800):
-        assert_same(emulator.plan_(seed, job), want)
+        same(emulator.plan_(seed, job), want)
 
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
@@ -146,27 +142,24 @@ def test_too_little_room_writes_nothing(emulator, spare):
     count = int(job.expected()[1][-1])
     table, info = job.expected(count + spare)
     assert (int(info[0]) == 12) == (spare < 0)
-    assert_same(emulator.plan_(3, job, count + spare), (table, info))
+    same(emulator.plan_(3, job, count + spare), (table, info))
 
 
 def test_no_requests_give_an_empty_plan(emulator):
     job = large_job(5, 0, scattered=True, rows=False)
-    assert_same(emulator.plan_(1, job), job.expected())
+    same(emulator.plan_(1, job), job.expected())
 
 
 def test_more_pieces_than_the_job_has_words(emulator):
-    """Entries are in the tables alone, so a job says little of how many pieces there are."""
-    regions = [kvplan.Region("kv", layer, 1 << 30 | layer << 20, 64, 9) for layer in range(130)]
-    layout = kvplan.Layout(regions, page_size=4)
-    requests = [kvplan.Request([page], [page]) for page in range(9)]
-    job = job_of(kvplan.pair(layout, layout), requests)
+    """A job lists no entries, so its length does not bound the number of pieces."""
+    job = job_of(one_region(layers=130), [kvplan.Request([page], [page]) for page in range(9)])
     table, info = job.expected()
     assert info[0] == 0 and info[-1] == 9 * 130
-    assert_same(emulator.plan_(1, job), (table, info))
+    same(emulator.plan_(1, job), (table, info))
 
 
 def test_sums_past_any_memory_are_refused(emulator):
-    """2^40 pairs a run, 2^11 runs, 2^11 entries: in 62 bits the sum of all would be none."""
+    """2^40 pairs a run, 2^11 runs and 2^11 entries: 2^62 descriptors, of which the low 62 bits are all 0."""
     runs, indptr = torch.tensor([[0] * 2048, [0] * 2048, [1 << 40] * 2048]), torch.tensor([0, 2048])
     entries = torch.tensor([[0, 3, 0, 3, 1, 0]] * 2048)  # a descriptor a pair
     table, count = torch.full((3, 9), 99), torch.full((1,), 99)
@@ -174,8 +167,8 @@ def test_sums_past_any_memory_are_refused(emulator):
     assert count > 1 << 40 and not table.any()
 
 
-def test_one_bad_entry_of_many_is_told(emulator):
-    """The block that finds it may be early or late: the others must go on whole, or not at all."""
+def test_one_bad_entry_of_many_is_refused(emulator):
+    """Early or late, one block finds it: of every other block either all threads go on, or none."""
     runs, indptr, steps = torch.tensor([[5], [2], [3]]), torch.tensor([0, 1]), torch.ones(1, 2).long()
     for seed in range(20):
         entries = torch.tensor([[1 << 30, 8, 1 << 40, 8, 8, 0]] * 5000)
@@ -187,7 +180,7 @@ def test_one_bad_entry_of_many_is_told(emulator):
 
 @pytest.mark.parametrize("word", range(ops.SIZES + 2))
 def test_sizes_of_another_job_are_refused(emulator, word):
-    """Whichever word differs; the last two are the number of segments and the length of the tables."""
+    """Whichever word differs. Behind the words of the sizes: the number of segments, and the length of the tables."""
     job = large_job(5, 2, scattered=True, rows=False)
     sizes, segments, words = torch.tensor(job.sizes), job.segments, len(job.tables)
     if word < ops.SIZES:
@@ -209,6 +202,13 @@ def test_runs_without_a_group_are_refused(emulator):
     assert count.tolist() == [-1] and not table.any()
 
 
+@pytest.mark.parametrize(("requests", "changes"), OTHER_HEADERS, ids=str)
+def test_tables_with_another_header_are_refused(emulator, requests, changes):
+    job = large_job(5, requests, scattered=True, rows=False).with_header(changes)
+    table, info = emulator.plan_(1, job)
+    assert info.tolist() == [13] + [0] * (len(info) - 1) and torch.equal(table, job.outputs()[0])
+
+
 def test_another_job_is_refused(emulator):
     job, other = large_job(5, 1, scattered=True, rows=False), large_job(6, 1, scattered=True, rows=False)
     table, info = job.outputs()
@@ -225,14 +225,14 @@ def test_another_job_is_refused(emulator):
 
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("lists", [None, 1, 7, 300])
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("n", stage_inputs.SIZES)
 def test_runs(emulator, n, lists, seed):
     src, dst = random_pairs(n, seed)
     indptr = None if lists is None else random_cuts(n, lists, seed)
     want = ops.find_runs(src, dst, indptr)
     got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
     emulator.call("find_runs", seed, src, dst, n, indptr, len(want[1]) - 1, *got)
-    assert_same(got, want)
+    same(got, want)
 
 
 def test_runs_of_many_tiles(emulator):
@@ -240,11 +240,11 @@ def test_runs_of_many_tiles(emulator):
     want = ops.find_runs(src, dst)
     got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
     emulator.call("find_runs", 2, src, dst, len(src), None, 1, *got)
-    assert_same(got, want)
+    same(got, want)
 
 
-@pytest.mark.parametrize("indptr", [[0, 5, 4, 9], [1, 5, 9], [0, 5, 8], [0, 5, 10], [0, -1, 9], [-5, 9]])
-def test_a_malformed_indptr_of_pairs_is_told(emulator, indptr):
+@pytest.mark.parametrize("indptr", stage_inputs.MALFORMED_INDPTRS)
+def test_a_malformed_indptr_is_refused(emulator, indptr):
     src, dst = random_pairs(9, 1)
     runs, cuts = torch.empty(3, 9, dtype=torch.int64), torch.empty(len(indptr), dtype=torch.int64)
     emulator.call("find_runs", 1, src, dst, 9, torch.tensor(indptr), len(indptr) - 1, runs, cuts)
@@ -256,7 +256,7 @@ def test_a_malformed_indptr_of_pairs_is_told(emulator, indptr):
 def test_expansion(emulator, n, seed):
     groups = 1 + seed % 3
     runs, indptr = ops.find_runs(*random_pairs(n, seed), random_cuts(n, groups, seed))
-    entries, steps = random_entries(groups, seed), torch.tensor([[1, 1], [3, 1], [3, 5]])[:groups].contiguous()
+    entries, steps = random_entries(groups, seed), stage_inputs.STEPS[:groups].contiguous()
     if n > 40:
         entries = entries[:30]
     _, count = ops.expand(entries, runs, indptr, steps, 0)
@@ -266,36 +266,17 @@ def test_expansion(emulator, n, seed):
         emulator.call(
             "expand", seed, entries, len(entries), runs, runs.shape[1], indptr, steps, groups, got[0], room, got[1]
         )
-        assert_same(got, want)
+        same(got, want)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda e, r, i, s: r[2].__setitem__(1, 0),  # an empty run
-        lambda e, r, i, s: r[2].__setitem__(1, -3),
-        lambda e, r, i, s: r[0].__setitem__(0, (1 << 63) - 1),  # leads past 64 bits
-        lambda e, r, i, s: r[1].__setitem__(1, -1),
-        lambda e, r, i, s: i.__setitem__(-1, 4),  # more runs than there are
-        lambda e, r, i, s: i.__setitem__(-1, -1),  # as from a refused find_runs
-        lambda e, r, i, s: i.__setitem__(0, 1),
-        lambda e, r, i, s: s.__setitem__((0, 0), 0),
-        lambda e, r, i, s: e[0].__setitem__(5, 1),  # no such group
-        lambda e, r, i, s: e[0].__setitem__(5, -1),
-        lambda e, r, i, s: e[0].__setitem__(4, 0),
-        lambda e, r, i, s: e[0].__setitem__(1, -8),
-        lambda e, r, i, s: e[0].__setitem__(3, 1 << 62),
-    ],
-)
-def test_what_cannot_be_expanded_is_told(emulator, change):
-    entries = torch.tensor([[1 << 30, 8, 1 << 40, 8, 8, 0]])
-    runs, indptr, steps = torch.tensor([[5, 50, 500], [2, 20, 200], [3, 3, 3]]), torch.tensor([0, 3]), torch.ones(1, 2)
-    steps = steps.to(torch.int64)
-    change(entries, runs, indptr, steps)
+@pytest.mark.parametrize("change", stage_inputs.MALFORMED_EXPANSIONS)
+@pytest.mark.parametrize("many", [1, 300])
+def test_malformed_expansions_are_refused(emulator, change, many):
+    entries, runs, indptr, steps = stage_inputs.malformed_expansion(change, many)
     with pytest.raises(RuntimeError):
-        ops.expand(entries, runs, indptr, steps, 9)
-    table, count = torch.full((3, 9), 99), torch.full((1,), 99)
-    emulator.call("expand", 1, entries, 1, runs, 3, indptr, steps, 1, table, 9, count)
+        ops.expand(entries, runs, indptr, steps, 9 * many)
+    table, count = torch.full((3, 9 * many), 99), torch.full((1,), 99)
+    emulator.call("expand", 1, entries, many, runs, 3, indptr, steps, 2, table, 9 * many, count)
     assert count.tolist() == [-1] and not table.any()
 
 
@@ -303,33 +284,19 @@ def test_what_cannot_be_expanded_is_told(emulator, change):
 @pytest.mark.parametrize("size", [1, 16, 17, 64])
 @pytest.mark.parametrize("length", [0, 1, 16, 100, 700])
 def test_page_indices(emulator, length, size, seed):
-    draw = random.Random(seed * 1000 + length)
-    columns = -(-length // size)
-    num_rows = draw.randrange(1, 5)
-    dtype = draw.choice([torch.int32, torch.int64])
-    wide = torch.stack(
-        [torch.tensor([draw.randrange(1000) * size for _ in range(columns)], dtype=dtype).repeat_interleave(size)
-         + torch.arange(columns * size, dtype=dtype) % size for _ in range(num_rows)]
-    )  # fmt: skip
-    slots = wide[:, :length]  # rows lie apart
-    if length and draw.random() < 0.5:
-        wide[draw.randrange(num_rows), draw.randrange(length)] += draw.choice([-1, 1, -100000])
-    rows = lengths = None
-    if draw.random() < 0.7:
-        count = draw.randrange(0, 6)
-        rows = torch.tensor([draw.randrange(-1, num_rows + 1) for _ in range(count)], dtype=torch.int64)
-        lengths = torch.tensor([draw.choice([length, 0, length + 1, length // 2, -1]) for _ in range(count)]).long()
+    table, rows, lengths = stage_inputs.slot_table(length, size, seed)
+    slots = table[:, :length]
     want = ops.page_indices(slots, size, rows, lengths)
     got = torch.full_like(want[0], 99), torch.full_like(want[1], 99)
     emulator.call(
-        "page_indices", seed, slots, dtype == torch.int64, slots.stride(0), num_rows, length, rows, lengths,
+        "page_indices", seed, slots, slots.dtype == torch.int64, slots.stride(0), len(slots), length, rows, lengths,
         len(want[1]), size, *got,
     )  # fmt: skip
     good = want[1] == -1
-    assert torch.equal(got[1], want[1]) and torch.equal(got[0][good], want[0][good])
+    same([got[1], got[0][good]], [want[1], want[0][good]])
 
 
-@pytest.mark.parametrize("slots", [[(1 << 63) - 1, -(1 << 63)], [0, -(1 << 63)], [-(1 << 63), (1 << 63) - 1]])
+@pytest.mark.parametrize("slots", stage_inputs.FAR_SLOTS)
 def test_slots_at_the_ends_of_64_bits_do_not_follow(emulator, slots):
     given = torch.tensor(slots)
     want = ops.page_indices(given, 2)
@@ -342,58 +309,34 @@ def test_slots_at_the_ends_of_64_bits_do_not_follow(emulator, slots):
 # -------------------------------------------------------------------------------------------------------------- copy
 
 
-def _layout_of_copies(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(table, memory, memory afterwards): ranges of odd sizes and places, none of which overlap."""
+@pytest.mark.parametrize("seed", range(6 * SEEDS))
+def test_copies_move_each_byte_and_no_other(emulator, seed):
     draw = random.Random(seed)
     sizes = [draw.choice([0, 1, 2, 15, 16, 17, 100, 1700, 16384, 16385, 40001]) for _ in range(draw.randrange(40))]
     sizes += [draw.randrange(1 << 22)] * (seed % 3 == 0)  # so that every warp has several tiles
-    room = sum(sizes) + 64 * len(sizes) + 64
-    memory = torch.randint(0, 256, (2 * room,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    after, rows, at = memory.clone(), [], [0, room]
-    for size in sizes:
-        src, dst = (at[side] + draw.choice([0, 0, 16, 1, 2, 4, 8, 13]) for side in (0, 1))
-        rows.append((memory.data_ptr() + src, memory.data_ptr() + dst, size))
-        after[dst : dst + size] = memory[src : src + size]
-        at = [src + size, dst + size + 7]
-    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3).T.contiguous(), memory, after
+    copies = Copies(sizes, seed, [None, 0, 8, 4, 2, 1][seed // 3 % 6])
+    emulator.call("copy", seed, copies.table(), len(sizes), None, None, 0, 0)
+    copies.check()
 
 
-@pytest.mark.parametrize("seed", range(6 * SEEDS))
-def test_copies_move_each_byte_and_no_other(emulator, seed):
-    table, memory, after = _layout_of_copies(seed)
-    emulator.call("copy", seed, table, table.shape[1], None, None, 0, 0)
-    assert torch.equal(memory, after)
-
-
-@pytest.mark.parametrize("count", [-1, 0, 2, 3, 4])
+@pytest.mark.parametrize("count", [-1, 0, 2, 3, 5])
 def test_only_what_is_counted_is_copied(emulator, count):
-    memory = torch.arange(60, dtype=torch.uint8)
-    start = memory.data_ptr()
-    table = torch.tensor([[start + 3 * k, start + 30 + 3 * k, 3] for k in range(3)]).T.contiguous()
-    after = memory.clone()
-    moved = 3 * count if count in (2, 3) else 0
-    after[30 : 30 + moved] = memory[:moved]
-    emulator.call("copy", 5, table, 3, torch.tensor([count]), None, 0, 0)
-    assert torch.equal(memory, after)
+    copies = Copies([5, 17, 0], 3)
+    emulator.call("copy", 5, copies.table(spare=1), 4, torch.tensor([count]), None, 0, 0)
+    copies.check(moved=count if 0 <= count <= 3 else 0)
 
 
 def test_copies_follow_tensors_that_have_been_moved(emulator):
     memory = torch.arange(120, dtype=torch.uint8)
     homes = [1 << 20, 1 << 30, (1 << 63) + 16]  # read, read, written
     rows = [(homes[0] + 3, homes[2] + 1, 5), (homes[1], homes[2] + 8, 8), (memory.data_ptr(), homes[2] + 20, 4)]
-    table = torch.tensor([[_signed(word) for word in row] for row in rows]).T.contiguous()
+    table = words(rows, 3).T.contiguous()
     now = [memory.data_ptr() + 20 * k for k in (1, 2, 4)]
-    moved = torch.tensor(
-        [[_signed(home), 20 + 20 * (k == 2), at] for k, (home, at) in enumerate(zip(homes, now, strict=True))]
-    )
+    moved = words(zip(homes, (20, 20, 40), now, strict=True), 3)  # where each was, its bytes, where it is
     after = memory.clone()
     after[81:86], after[88:96], after[100:104] = memory[23:28], memory[40:48], memory[0:4]
     emulator.call("copy", 1, table, 3, None, moved, 2, 1)
     assert torch.equal(memory, after)
-    table[:, 1] = torch.tensor([homes[0] + 18, _signed(homes[2] + 30), 3])  # ends behind the tensor: not moved
+    table[:, 1] = words([(homes[0] + 18, homes[2] + 30, 3)], 3)  # ends behind the tensor: nothing is copied
     emulator.call("copy", 2, table, 3, None, moved, 2, 1)
     assert torch.equal(memory, after)
-
-
-def _signed(word):
-    return word - (1 << 64) if word >= 1 << 63 else word

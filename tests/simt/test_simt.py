@@ -1,4 +1,4 @@
-"""The emulator itself: right kernels pass under every seed, each broken twin is found."""
+"""The emulator itself: correct kernels pass under every seed, and the mistake in each incorrect one is found."""
 
 import ctypes
 import re
@@ -38,7 +38,7 @@ def library(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def every_access(tmp_path_factory):
-    """The same, with every memory access a point where another thread may run."""
+    """The same kernels, built so that another thread may run at every access to memory."""
     folder = tmp_path_factory.mktemp("simt_access")
     built = compile(folder / "selftest.o", "-fPIC", "-fsanitize=thread", "-c", str(HERE / "selftest.cpp"))
     assert built.returncode == 0, built.stderr
@@ -73,7 +73,8 @@ def test_right_sizes(library, n):
     assert failures(library, "block_reduce", 10, n) == []
 
 
-# Mistakes, with what is told when the result is not just wrong, and how many of 40 seeds must show it.
+# Kernels with a mistake: a pattern of the error ("": there is none, the result is wrong), and how many of 40 seeds at
+# least must show it.
 BROKEN = {
     "block_reduce_without_barrier": ("", 20),
     "scan_without_ticket": ("livelock.*__nanosleep.*blocks not started", 10),
@@ -93,19 +94,19 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_broken(library, what):
-    told, least = BROKEN[what]
+    pattern, least = BROKEN[what]
     found = failures(library, what, 40, 100 if what == "early_return" else 1025)
     assert len(found) >= least
     for status, message in found:
-        if told:
+        if pattern:
             assert status == 2
-            assert re.search(told, message), message
+            assert re.search(pattern, message), message
         else:
             assert status == 1, message
 
 
 def test_message(library):
-    """An error names the kernel, the block, the thread, and what it waits for where."""
+    """An error names the kernel, the block, the thread, the intrinsic it waits in, and the line."""
     _, message = run(library, "divergent_barrier", 3)
     assert message.startswith("kernel divergent_barrier (2 blocks of 64 threads, seed 3): deadlock: block ")
     assert message.count("__syncthreads (selftest.cpp:") == 2
@@ -118,7 +119,7 @@ def test_still_usable_after_an_error(library):
 
 
 def test_race_of_plain_accesses(library, every_access):
-    """Without a point between load and store only the build where each access is one sees the race."""
+    """A race between two plain accesses is found only where every access is a point at which another thread may run."""
     assert failures(library, "count_plainly", 20) == []
     assert len(failures(every_access, "count_plainly", 20)) >= 5
 
@@ -130,7 +131,7 @@ def test_same_seed_same_run(library):
 
 
 def test_portable_switch(tmp_path):
-    """Where there is no switch of our own, ucontext does it, and the runs are the same."""
+    """With ucontext in place of the switch in fiber.h, the runs are the same."""
     program = tmp_path / "selftest"
     flags = [["-DSIMT_UCONTEXT"], []]
     outputs = []
@@ -145,7 +146,7 @@ def test_portable_switch(tmp_path):
 
 def test_under_sanitizers(tmp_path):
     program = tmp_path / "selftest"
-    # Signed sums of poison overflow in the broken twins: not this test's business.
+    # Kernels with a mistake add up poison, which overflows signed integers.
     flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize=signed-integer-overflow"]
     built = compile(program, "-g", *flags, str(HERE / "selftest.cpp"))
     if "cannot find" in built.stderr:
