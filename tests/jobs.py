@@ -54,16 +54,21 @@ class Job:
 
 
 # (requests, what is added to words of the header): then the header does not give the numbers of entries, groups, spaces
-# and segments in the tables. From (2, {0: -2^63}) on, what is computed of these numbers is right modulo 2^64: only the
-# bounds on each number show that it is wrong.
+# and segments in the tables.
 OTHER_HEADERS = [
     *((requests, {word: change}) for requests in (0, 2) for word in range(4) for change in (-1, 1)),
+    # The length of the tables is right: entries and spaces have 6 words, groups 12, segments 1.
+    (2, {0: 1, 2: -1}),
+    (2, {1: 1, 2: -2}),
+    (2, {2: -1, 3: 6}),
+    # All that is computed of these numbers is right modulo 2^64: only the bounds on each show that it is wrong.
     (2, {0: -(1 << 63)}),
     (4, {1: 1 << 62}),
     (4, {1: -(1 << 62)}),
     (0, {2: -(1 << 63)}),
     (0, {2: 1, 3: -6}),
-    (0, {0: 1 << 62, 2: 1 << 62}),
+    (0, {0: ((1 << 64) + 2) // 6, 3: -2}),
+    (0, {2: ((1 << 64) + 2) // 6, 3: -2}),
 ]
 
 

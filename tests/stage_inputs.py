@@ -63,8 +63,13 @@ def broken_slots(slots: torch.Tensor) -> Iterable[torch.Tensor]:
             yield broken
 
 
-# Two slots of a page of two that do not follow each other, though their difference in 64 bits is 1 or would wrap.
-FAR_SLOTS = [[(1 << 63) - 1, -(1 << 63)], [0, -(1 << 63)], [-(1 << 63), (1 << 63) - 1]]
+# (slots of one page, page size, position of the first wrong one): their differences do not fit in 64 bits, or wrap.
+FAR_SLOTS = [
+    ([(1 << 63) - 1, -(1 << 63)], 2, 0),
+    ([0, -(1 << 63)], 2, 1),
+    ([-(1 << 63), (1 << 63) - 1], 2, 0),
+    ([(1 << 63) - 2, (1 << 63) - 1, -(1 << 63)], 3, 2),
+]
 
 
 # --------------------------------------------------------------------------------------------------------- find_runs
@@ -148,6 +153,9 @@ MALFORMED_EXPANSIONS: dict[str, dict[str, dict]] = {
     "a destination stride below 0": {"entries": {(0, 3): -8}},
     "a source stride that leads past 64 bits": {"entries": {(-1, 1): 1 << 62}},
     "a destination stride that leads past 64 bits": {"entries": {(-1, 3): 1 << 62}},
+    # 512 times 2^55 is 2^64, which is 0 in 64 bits.
+    "a source stride whose product wraps": {"runs": {(0, 2): 510}, "entries": {(-1, 1): 1 << 55}},
+    "a destination stride whose product wraps": {"runs": {(1, 2): 510}, "entries": {(-1, 3): 1 << 55}},
     "a source base that leads past 64 bits": {"entries": {(-1, 0): -8}},
     "a destination base that leads past 64 bits": {"entries": {(-1, 2): -8}},
 }
