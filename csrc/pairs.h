@@ -56,18 +56,27 @@ KVPLAN_HD PageRange pages_written(const Space& space, const Window& window) {
   return {first, ceil_div(ahead + tokens, space.dst_tokens) - first};
 }
 
-KVPLAN_HD int64_t greatest_common_divisor(int64_t a, int64_t b) {
-  while (b != 0) {
-    const int64_t rest = a % b;
-    a = b;
-    b = rest;
+// The greatest common divisor of a and b, both above 0, and a number `inverse` in [0, b) for which
+// a * inverse leaves the rest `divisor` (modulo b). Euclid's algorithm, extended.
+struct Bezout {
+  int64_t divisor, inverse;
+};
+
+KVPLAN_HD Bezout bezout(int64_t a, int64_t b) {
+  int64_t rest = b, next_rest = a % b, factor = 0, next_factor = 1;
+  while (next_rest != 0) {
+    const int64_t quotient = rest / next_rest;
+    const int64_t rest_after = rest % next_rest, factor_after = factor - quotient * next_factor;
+    rest = next_rest, next_rest = rest_after;
+    factor = next_factor, next_factor = factor_after;
   }
-  return a;
+  return {rest, factor < 0 ? factor + b : factor};
 }
 
 // The pairs of `group` in one request. Positions count rows from src_start; the destination list begins
-// `ahead` rows before. Both sides hold position q iff q % src.size == src.rank and (q + ahead) % dst.size == dst.rank:
-// the first such q is searched, the others follow in steps of the least common multiple of both sizes.
+// `ahead` rows before. Both sides hold position q iff q % src.size == src.rank and (q + ahead) % dst.size == dst.rank.
+// The first such q is the answer of a linear congruence; the others follow in steps of the least common multiple of both
+// sizes. A search would take as many steps as a size has, which a peer chooses.
 KVPLAN_HD Status pairs_of(const Group& group, const Space& space, const Window& window, Pairs* pairs) {
   int64_t tokens;
   if (!tokens_sent(space, window, &tokens)) return {Code::kOverflow};
@@ -76,11 +85,18 @@ KVPLAN_HD Status pairs_of(const Group& group, const Space& space, const Window& 
   if ((window.src_start - dst_start) % group.compression != 0) return {Code::kAlignment, 0, 0, 0, group.compression};
   const int64_t ahead = (window.src_start - dst_start) / group.compression;
   const int64_t rows = ceil_div(tokens, group.compression);
+  const Bezout common = bezout(src.size, dst.size);
+  const int64_t turns = dst.size / common.divisor;  // of the source's ranks, until the positions repeat
   int64_t period;
-  if (!mul(src.size / greatest_common_divisor(src.size, dst.size), dst.size, &period)) return {Code::kOverflow};
-  const int64_t turn = ahead % dst.size;  // in place of `ahead`, with which the sum may pass int64
-  int64_t first = src.rank;
-  while (first < period && (first + turn) % dst.size != dst.rank) first += src.size;
+  if (!mul(src.size, turns, &period)) return {Code::kOverflow};
+  // src.rank + turn * src.size + ahead leaves the rest dst.rank, modulo dst.size.
+  int64_t missing = (dst.rank - (src.rank + ahead % dst.size) % dst.size) % dst.size;
+  if (missing < 0) missing += dst.size;
+  int64_t first = period, turn;
+  if (missing % common.divisor == 0) {
+    if (!mul(missing / common.divisor, common.inverse % turns, &turn)) return {Code::kOverflow};
+    first = src.rank + turn % turns * src.size;
+  }
   *pairs = {0, 0, period / src.size, 0, period / dst.size};
   if (first >= period || first >= rows) return {};
   pairs->count = (rows - 1 - first) / period + 1;

@@ -1,5 +1,6 @@
 """Plans: arguments, refusals with their place, order, segments, chunks."""
 
+import random
 from types import MappingProxyType
 
 import numpy as np
@@ -378,3 +379,30 @@ def test_the_cause_is_named_and_not_what_follows_from_it():
         made.plan([1, 2], [4])
     with pytest.raises(LayoutError, match=r"heads must be a Heads\(start, stop, total\), not 8"):
         Region("kv", 0, 0, 64, 8, heads=8)
+
+
+@pytest.mark.parametrize(
+    ("here", "there"), [(65521, 65535), (65535, 65521), (65535, 65535), (32768, 65534), (1, 65535)]
+)
+def test_shares_of_any_two_interleaves_meet_where_arithmetic_says(here, there):
+    """Sizes that a peer chooses: by arithmetic, for a search would take as many steps as they are large."""
+    draw = random.Random(here * there)
+    for _ in range(20):
+        ranks = draw.randrange(here), draw.randrange(there)
+        sides = [
+            Layout(
+                [Region("kv", 0, 1 << (40 + 4 * k), 64, 1 << 20, tokens=size, interleave=Interleave(size, rank))],
+                page_size=size,
+            )
+            for k, (size, rank) in enumerate(zip((here, there), ranks, strict=True))
+        ]
+        many = 70_000
+        plan = pair(*sides).plan(np.arange(many), np.arange(-(-many * here // there)))
+        # A position q is held by both iff it leaves each rank modulo each size. Page p of a rank is its row p.
+        meet = [q for q in range(ranks[0], many * here, here) if q % there == ranks[1]]
+        got = [
+            ((src - (1 << 40)) // 64, (dst - (1 << 44)) // 64, nbytes // 64)
+            for src, dst, nbytes in plan.table.T.tolist()
+        ]
+        rows = [(src + k, dst + k) for src, dst, count in got for k in range(count)]
+        assert rows == [(q // here, q // there) for q in meet]
