@@ -48,7 +48,11 @@ def table():
 
 
 def note(fault: str, sides, error: TransferError, seconds: float, settled: str) -> None:
-    said = f"{type(error).__name__}, code {error.code}" if error.code is not None else type(error).__name__
+    said = (
+        f"{type(error).__name__}, code {str(error.code).split(':')[0]}"
+        if error.code is not None
+        else type(error).__name__
+    )
     ROWS.append((fault, sides.kind, said, f"{seconds:.1f} s" if seconds >= 0.05 else "at once", settled))
 
 

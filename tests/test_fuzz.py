@@ -38,9 +38,12 @@ def traced():
 @pytest.mark.parametrize("target", [*targets.TARGETS])
 def test_inputs_of(target, traced):
     seen = {targets.attempt(target, number) for number in range(INPUTS)}
-    assert {"layout": {"refused", "planned"}, "session": {"refused", "taken"}, "pages": {"refused", "planned"}}[
-        target
-    ] <= seen
+    assert {
+        "layout": {"refused", "planned"},
+        "session": {"refused", "taken"},
+        "metadata": {"refused", "taken"},
+        "pages": {"refused", "planned"},
+    }[target] <= seen
 
 
 @given(JSON)

@@ -112,8 +112,8 @@ class Engine(abc.ABC):
         """Send a notice; only where `_notifies`."""
         raise NotImplementedError
 
-    def _heard(self) -> list[bytes]:
-        """Notices that have come since the last call; only where `_notifies`."""
+    def _heard(self) -> list[tuple[str, bytes]]:
+        """Notices that have come since the last call, each with its sender's name; only where `_notifies`."""
         raise NotImplementedError
 
     def _chunks(self, plan: Plan) -> Iterator[Plan]:

@@ -32,7 +32,7 @@ class LocalEngine(Engine):
     _unsettled = "It is being copied at this moment."
 
     def __init__(self) -> None:
-        self._inbox: collections.deque[bytes] = collections.deque(maxlen=1 << 16)
+        self._inbox: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=1 << 16)
         super().__init__()
         self._mapped = threading.Lock()  # held by a copy into or from this engine's memory for a peer
         self.session = f"local:{next(self._numbers)}"
@@ -60,9 +60,9 @@ class LocalEngine(Engine):
         return Outcome()
 
     def _tell(self, session: str, notice: bytes) -> None:
-        self._target(session)._inbox.append(notice)
+        self._target(session)._inbox.append((self.session, notice))
 
-    def _heard(self) -> list[bytes]:
+    def _heard(self) -> list[tuple[str, bytes]]:
         return [self._inbox.popleft() for _ in range(len(self._inbox))]
 
     def _shut_down(self, spans: Spans) -> None:

@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
-import functools
-import hashlib
-import importlib
 import os
-import re
 import secrets
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from . import limits, nixl_load, nixl_session
 from .base import Engine
 from .check import Span, Spans
+from .nixl_metadata import Metadata
+from .nixl_peers import Loaded, Peers
 from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
-    from ..layout import Memory
-    from ..planning import Plan
+    from ..layout import Layout, Memory
+    from ..planning import Plan, Segment
 
 # A descriptor takes NIXL about 6 µs to post over TCP, and it posts for one peer at a time: longer plans go in chunks.
 _LIMIT = 16_384
-_MAX_SESSION = 16 << 20  # characters; 60 regions take about 10,000
-_KEPT = 1 << 18  # characters of a session whose parse is kept
-_SESSION = re.compile(r"nixl:([\w.-]{1,64}):([0-9a-f]{32}):([\w+/]*={0,2})", re.ASCII)
+# Seconds between two looks for notices, so that none pile up in NIXL: where there were none, and where there were some.
+_LOOK_S, _LOOK_AGAIN_S = 0.1, 0.01
 
-_INSTALL = (
-    "pip install 'kvplan[nixl]' (CUDA 12) or 'kvplan[nixl-cuda13]'; without a GPU: pip install --no-deps nixl-cu12"
-)
-_NO_RDMA = (
-    "this machine has no RDMA device, and UCX's module for them ends such a process with a segmentation fault when it "
-    "exits: set UCX_MODULES=^ib in its environment, or pass ucx={'UCX_MODULES': '^ib'} before anything has loaded UCX"
-)
+
+class _GivenUp:
+    """A call that was given up: its handles that are under way, until it is known what came of it."""
+
+    def __init__(self, peer: Loaded, handles: list[Any]) -> None:
+        self.peer, self.handles = peer, handles
+        self.answer: bool | str | None = None  # all has arrived; or why that will not be known
+
+
+class _Refused(RuntimeError):
+    """NIXL refused memory."""
+
+    def __init__(self, message: str, spans: Sequence[Span]) -> None:
+        super().__init__(message)
+        self.spans = spans
 
 
 class NixlEngine(Engine):
@@ -53,8 +57,11 @@ class NixlEngine(Engine):
     Descriptors are handed over as they are. Strided lists and prepared handles save 0.5 ms of the 50 ms that 10,000
     descriptors take over TCP, and would have to be kept for every peer.
 
+    What a peer sends is checked before NIXL or UCX reads it (`nixl_metadata`, `nixl_address`). Each session is an agent
+    of its own to NIXL: what a peer says can spoil its own session alone.
+
     Args:
-        timeout: seconds after which a call to a peer that does not answer is given up. NIXL has no such limit.
+        timeout: seconds after which a call to a peer that does not answer is given up; None for no limit.
         backend: NIXL's plugin.
         max_in_flight: descriptors with the engine at once for one peer.
         ucx: variables for UCX, put in this process's environment, the only place where UCX looks for them: for example
@@ -76,27 +83,35 @@ class NixlEngine(Engine):
     def __init__(
         self,
         *,
-        timeout: float = 30.0,
+        timeout: float | None = 30.0,
         backend: str = "UCX",
         max_in_flight: int = _LIMIT,
         ucx: Mapping[str, str] | None = None,
     ) -> None:
-        if not 0 < timeout < 1e6:
-            raise ValueError(f"timeout is {timeout}; it must be a number of seconds above 0")
+        self.timeout = limits.seconds(timeout, "timeout")
+        if self.timeout == 0:
+            raise ValueError("timeout is 0; it must be a number of seconds above 0, or None for no limit")
         super().__init__(max_in_flight=max_in_flight)
         os.environ.update(ucx or {})
-        if backend == "UCX" and not _has_rdma() and not _leaves_out_ib(os.environ.get("UCX_MODULES", "")):
-            raise RuntimeError(_NO_RDMA)
-        self.timeout, self.backend = timeout, backend
-        self._nixl = _load()
+        if backend == "UCX":
+            nixl_load.check_ucx()
+        self.backend = backend
+        self._nixl = nixl_load.load()
         self._agent: Any = None
         self._gate = threading.Condition()  # guards all below
         self._calls = 0  # at work with the agent
         self._renewing = False
-        self._peers: dict[str, str] = {}  # agent's name -> the session that is loaded
-        self._open: dict[int, tuple[str, list[Any]]] = {}  # calls given up: number -> agent's name, handles under way
-        self._opened = 0
+        self._peers = Peers(None, self._gate)
+        self._open: set[_GivenUp] = set()
+        self._late: dict[str, list[bytes]] = {}  # notices that an agent had when it ended
         self._start([])
+        stop = threading.Event()
+        looks = threading.Thread(
+            target=_look_for_notices, args=(weakref.ref(self), stop), name=f"{self._name}-notices", daemon=True
+        )
+        # Also when the interpreter ends: a thread that is in NIXL then would end the process with an abort.
+        self._stop_looking = weakref.finalize(self, _end, looks, stop)
+        looks.start()
 
     # ---- the agent
 
@@ -106,6 +121,7 @@ class NixlEngine(Engine):
         # Without strict locking an agent is not safe to use from several threads.
         config = nixl.nixl_agent_config(backends=[], sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT)
         self._agent = nixl.nixl_agent(self._name, config)
+        self._peers = Peers(self._agent, self._gate)
         if self.backend not in self._agent.get_plugin_list():
             raise RuntimeError(f"NIXL has no back end {self.backend!r}, but {self._agent.get_plugin_list()}")
         try:
@@ -120,16 +136,22 @@ class NixlEngine(Engine):
             rows.setdefault(memory.kind, []).append((base, nbytes, memory.device, ""))
         for kind, kind_rows in rows.items():
             self._agent.register_memory(kind_rows, kind)
-        metadata = self._agent.get_agent_metadata()
-        digest = hashlib.sha256(metadata).hexdigest()[:32]
-        self.session = f"nixl:{self._name}:{digest}:{base64.b64encode(metadata).decode()}"
+        session = nixl_session.session_of(self._name, self._agent.get_agent_metadata())
+        try:
+            self._own = nixl_session.parse(session, self.backend)
+        except ValueError as error:
+            raise RuntimeError(f"no peer would take the session of this engine: {error}") from None
+        self.session = session
 
     def _renew(self, spans: Sequence[Span]) -> None:
         """Put a new agent that knows `spans` alone in place of the old one: no peer reaches that any more."""
         with self._gate:
             self._renewing = True
-            self._gate.wait_for(lambda: self._calls == 0)
             try:
+                self._gate.wait_for(lambda: self._calls == 0)
+                with contextlib.suppress(Exception):  # where the last agent did not even start
+                    for sender, heard in self._new_notices().items():
+                        self._late.setdefault(sender, []).extend(heard)
                 self._drop()
                 self._start(spans)
             finally:
@@ -138,29 +160,48 @@ class NixlEngine(Engine):
 
     def _drop(self) -> None:
         # Only when its last reference goes does the agent end; every handle holds one.
-        for _, handles in self._open.values():
-            _release(handles)
+        for call in self._open:
+            call.answer = f"NIXL no longer knows of it. {self._unsettled}"
+            _release(call.handles)
         self._open.clear()
-        self._peers.clear()
+        self._peers = Peers(None, self._gate)
         self._agent = None
+
+    def register(self, layout: Layout) -> None:
+        try:
+            super().register(layout)
+        except _Refused as error:
+            names = [
+                f"region {r.name!r} of layer {r.layer}"
+                for r in layout.regions
+                if any(r.memory == memory and base <= r.base < base + nbytes for memory, base, nbytes in error.spans)
+            ]
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise RuntimeError(f"{error}. They hold {', '.join(names[:3])}{more}") from None
+
+    register.__doc__ = Engine.register.__doc__
 
     def _register(self, spans: Sequence[Span]) -> None:
         try:
             self._using(lambda: self._add(spans))
         except Exception as error:
-            refusal = f"NIXL did not register {len(spans)} spans of memory, {spans[0]} and on: {error}"
+            first = ", ".join(f"{memory} {base:#x} to {base + nbytes:#x}" for memory, base, nbytes in spans[:3])
+            refusal = _Refused(f"NIXL did not register {len(spans)} spans of memory, {first}: {error}", spans)
         else:
             return
         self._renew(list(self._spans.all))  # an agent that has refused memory may refuse all else
-        raise RuntimeError(refusal)
+        raise refusal
 
     def _unregister(self, spans: Sequence[Span]) -> None:
         if spans:
             self._renew(list(self._spans.all))
 
     def _shut_down(self, spans: Spans) -> None:
+        self._stop_looking()
         with self._gate:
+            self._gate.wait_for(lambda: self._calls == 0 and not self._renewing)
             self._drop()
+            self._gate.notify_all()
 
     def _using(self, call: Callable[[], Any]) -> Any:
         """Call while the agent stays."""
@@ -179,41 +220,37 @@ class NixlEngine(Engine):
     # ---- peers
 
     def _check_session(self, session: str) -> None:
-        _parse(session)
+        metadata = nixl_session.parse(session, self.backend)
+        if metadata.places & self._own.places:  # what it declares would be written here, wherever that is
+            raise ValueError(f"the session of {metadata.name} leads to this engine itself")
 
     def _told(self, session: str) -> str:
-        return session.split(":")[1] if session.startswith("nixl:") else session
+        return nixl_session.name_of(session)
 
-    def _connect(self, session: str) -> str:
-        """Name of the peer's agent, which is known to ours when this returns."""
-        name, metadata = _parse(session)
-        with self._gate:
-            if self._peers.get(name) == session:
-                return name
-            # Half of what does not load stays loaded, and spoils this name: but no peer can tell another's name.
-            loaded = self._agent.add_remote_agent(metadata)
-            if loaded != name.encode():
-                self._forget(loaded)
-                raise RuntimeError(f"the session of {name} holds the metadata of {loaded!r:.80}")
-            self._peers[name] = session
-        return name
+    def _connected(self, session: str) -> contextlib.AbstractContextManager[Loaded]:
+        return self._peers.connected(nixl_session.alias_of(session), lambda: nixl_session.parse(session, self.backend))
 
-    def _disconnect(self, name: str) -> None:
-        """Forget a peer whose connection failed, so that the next call makes a new one."""
-        with self._gate:
-            self._forget(name)
-
-    def _forget(self, name: str | bytes) -> None:
-        self._peers.pop(name if isinstance(name, str) else name.decode(errors="replace"), None)
-        with contextlib.suppress(Exception):  # NIXL may have forgotten it already
-            self._agent.remove_remote_agent(name)
+    # ---- notices
 
     def _tell(self, session: str, notice: bytes) -> None:
-        self._using(lambda: self._agent.send_notif(self._connect(session), notice))
+        def send() -> None:
+            with self._connected(session) as peer:
+                self._agent.send_notif(peer.alias, notice)
 
-    def _heard(self) -> list[bytes]:
-        heard = self._using(lambda: self._agent.get_new_notifs())
-        return [notice for notices in heard.values() for notice in notices]
+        self._using(send)
+
+    def _heard(self) -> list[tuple[str, bytes]]:
+        def hear() -> list[tuple[str, bytes]]:
+            late, self._late = self._late, {}
+            return [(sender, notice) for new in (late, self._new_notices()) for sender in new for notice in new[sender]]
+
+        return self._using(hear)
+
+    def _new_notices(self) -> dict[str, list[bytes]]:
+        try:
+            return self._agent.get_new_notifs()
+        except UnicodeDecodeError:  # a sender whose name is no text; what came with it is lost
+            return {}
 
     # ---- transfers
 
@@ -221,34 +258,56 @@ class NixlEngine(Engine):
         return self._using(lambda: self._transfer(session, chunk, op))
 
     def _transfer(self, session: str, chunk: Plan, op: Op) -> Outcome:
+        with contextlib.ExitStack() as stack:
+            try:
+                peer = stack.enter_context(self._connected(session))
+            except Exception as error:
+                return Outcome(str(error), started=False)
+            return self._post(peer, chunk, op)
+
+    def _post(self, peer: Loaded, chunk: Plan, op: Op) -> Outcome:
         handles: list[Any] = []
-        try:
-            name = self._connect(session)
-            for segment in chunk.segments:
-                rows = chunk.table.numpy().view(np.uint64)[:, segment.start : segment.stop]
-                src, dst = (
-                    self._agent.get_xfer_descs(_rows(addresses, rows[2], memory), memory.kind)
-                    for addresses, memory in ((rows[0], segment.src_memory), (rows[1], segment.dst_memory))
-                )
-                here, there = (src, dst) if op == "write" else (dst, src)
-                handles.append(self._agent.initialize_xfer(op.upper(), here, there, name))
-        except Exception as error:  # nothing has been posted
-            _release(handles)
-            return Outcome(str(error), started=False)
+        for segment in chunk.segments:
+            src, dst = _sides(chunk, segment)
+            here, there = (src, dst) if op == "write" else (dst, src)
+            try:
+                descs = [self._agent.get_xfer_descs(rows, memory.kind) for rows, memory, _ in (here, there)]
+                handles.append(self._agent.initialize_xfer(op.upper(), *descs, peer.alias))
+            except Exception as error:  # nothing has been posted
+                _release(handles)
+                return Outcome(self._refusal(error, here, there, peer.metadata), started=False)
         try:
             under_way = [handle for handle in handles if self._busy(self._agent.transfer(handle))]
-            deadline, pause = time.monotonic() + self.timeout, 2e-5
+            deadline, pause = limits.deadline_of(self.timeout), 2e-5
             while under_way := self._still_under_way(under_way):
                 if time.monotonic() >= deadline:
-                    return self._give_up(name, handles, under_way)
+                    return self._give_up(peer, handles, under_way)
                 time.sleep(pause)
                 pause = min(2 * pause, 1e-3)
         except Exception as error:
             _release(handles)
-            self._disconnect(name)
+            self._peers.forget(peer)
             return Outcome(str(error))
         _release(handles)
         return Outcome()
+
+    def _refusal(self, error: Exception, here: _Side, there: _Side, peer: Metadata) -> str:
+        """What NIXL said, and which descriptor it must mean."""
+        for (rows, memory, layout), held, whose in ((here, self._own, "this engine"), (there, peer, peer.name)):
+            number = held.outside(memory.kind, rows)
+            if number >= 0:
+                address, nbytes = map(int, rows[number, :2])
+                regions = layout.regions if layout is not None else ()
+                name = next(
+                    (
+                        f" of region {r.name!r}, layer {r.layer},"
+                        for r in regions
+                        if r.memory == memory and 0 <= address - r.base < r.span_bytes
+                    ),
+                    "",
+                )
+                return f"{error}: {memory} {address:#x}, {nbytes} bytes{name} is not registered by {whose}"
+        return f"{error}: NIXL does not take a transfer to {peer.name}"
 
     def _busy(self, state: str) -> bool:
         if state not in ("PROC", "DONE"):
@@ -258,35 +317,71 @@ class NixlEngine(Engine):
     def _still_under_way(self, handles: list[Any]) -> list[Any]:
         return [handle for handle in handles if self._busy(self._agent.check_xfer_state(handle))]
 
-    def _give_up(self, name: str, handles: list[Any], under_way: list[Any]) -> Outcome:
+    def _give_up(self, peer: Loaded, handles: list[Any], under_way: list[Any]) -> Outcome:
         """Keep what is under way: a handle that is released is carried out all the same, but no longer tells."""
         _release([handle for handle in handles if handle not in under_way])
+        call = _GivenUp(peer, under_way)
         with self._gate:
-            self._opened += 1
-            number = self._opened
-            self._open[number] = (name, under_way)
-        told = f"no answer within {self.timeout:g} s"
-        return Outcome(told, finished=lambda: self._using(lambda: self._finished(number)))
+            peer.users += 1
+            self._open.add(call)
+        return Outcome(f"no answer within {self.timeout:g} s", finished=lambda: self._finished(call))
 
-    def _finished(self, number: int) -> bool:
+    def _finished(self, call: _GivenUp) -> bool:
+        """Whether all of a call that was given up has arrived. The answer stays, once there is one.
+
+        Raises:
+            RuntimeError: that will not be known.
+        """
         with self._gate:
-            if number not in self._open:
-                raise RuntimeError(f"NIXL no longer knows of it. {self._unsettled}")
-            name, under_way = self._open[number]
-            try:
-                self._open[number] = (name, left := self._still_under_way(under_way))
-            except Exception as error:
-                told = f"NIXL says {error}. {self._unsettled}"
-                _release(under_way)
-                left = []
-            else:
-                told = ""
-            if not left:
-                _release(self._open.pop(number)[1] or under_way)
-        if told:
-            self._disconnect(name)
-            raise RuntimeError(told)
-        return not left
+            self._gate.wait_for(lambda: not self._renewing)
+            if call.answer is None:
+                try:
+                    call.handles = self._still_under_way(under_way := call.handles)
+                    if not call.handles:
+                        call.answer = True
+                except Exception as error:
+                    call.answer = f"NIXL says {error}. {self._unsettled}"
+                if call.answer is not None:
+                    _release(under_way)
+                    self._open.discard(call)
+                    call.peer.users -= 1
+                if isinstance(call.answer, str):
+                    self._peers.forget(call.peer)
+            if isinstance(call.answer, str):
+                raise RuntimeError(call.answer)
+            return call.answer is True
+
+
+_Side: TypeAlias = "tuple[np.ndarray, Memory, Layout | None]"  # NIXL's rows, memory, what is declared there
+
+
+def _sides(chunk: Plan, segment: Segment) -> tuple[_Side, _Side]:
+    """Source and destination of a segment."""
+    table = chunk.table.numpy().view(np.uint64)[:, segment.start : segment.stop]
+    return (
+        (_rows(table[0], table[2], segment.src_memory), segment.src_memory, chunk.src_layout),
+        (_rows(table[1], table[2], segment.dst_memory), segment.dst_memory, chunk.dst_layout),
+    )
+
+
+def _look_for_notices(engine: weakref.ref[NixlEngine], stop: threading.Event) -> None:
+    """Take notices from NIXL until the engine is closed or gone."""
+    pause = _LOOK_S
+    while not stop.wait(pause):
+        it = engine()
+        if it is None:
+            return
+        try:
+            pause = _LOOK_AGAIN_S if it._notices.collect() else _LOOK_S
+        except Exception:  # whoever waits for a notice gets the same
+            pause = _LOOK_S
+        del it
+
+
+def _end(thread: threading.Thread, stop: threading.Event) -> None:
+    stop.set()
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join(10)
 
 
 def _rows(addresses: np.ndarray, nbytes: np.ndarray, memory: Memory) -> np.ndarray:
@@ -302,52 +397,3 @@ def _release(handles: list[Any]) -> None:
         with contextlib.suppress(Exception):  # one that cannot be stopped is released with the agent
             handle.release()
     handles.clear()
-
-
-def _parse(session: str) -> tuple[str, bytes]:
-    """(agent's name, metadata) of a session; ValueError where it is none, or not whole."""
-    if len(session) > _MAX_SESSION:
-        raise ValueError(f"a NIXL session of {len(session)} characters; at most {_MAX_SESSION} are taken from a peer")
-    return _parsed(session) if len(session) <= _KEPT else _parsed.__wrapped__(session)
-
-
-@functools.lru_cache(256)
-def _parsed(session: str) -> tuple[str, bytes]:
-    match = _SESSION.fullmatch(session)
-    if not match:
-        raise ValueError(f"{session!r:.80} is no session of a NixlEngine")
-    name, digest, text = match.groups()
-    try:
-        metadata = base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"the session of NIXL agent {name} is damaged: {error}") from None
-    if hashlib.sha256(metadata).hexdigest()[:32] != digest:
-        raise ValueError(f"the session of NIXL agent {name} is damaged: its metadata is not what was sent")
-    return name, metadata
-
-
-def _load() -> Any:
-    """NIXL's Python API; ImportError says what to install."""
-    reasons = []
-    for package in ("nixl", "nixl_cu13", "nixl_cu12"):
-        try:
-            return importlib.import_module(f"{package}._api")
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("nixl"):
-                reasons.append(f"{package}: {error}")
-        except ImportError as error:
-            reasons.append(f"{package}: {error}")
-    if reasons:
-        raise ImportError(f"NIXL does not load ({'; '.join(reasons)}). {_INSTALL}")
-    raise ImportError(f"NixlEngine needs NIXL: {_INSTALL}")
-
-
-def _has_rdma() -> bool:
-    folder = Path("/sys/class/infiniband")
-    return folder.is_dir() and any(folder.iterdir())
-
-
-def _leaves_out_ib(modules: str) -> bool:
-    """Whether UCX does not load its module for InfiniBand, given its variable UCX_MODULES."""
-    names = modules.lstrip("^").split(",")
-    return "ib" in names if modules.startswith("^") else bool(modules) and "ib" not in names and "all" not in names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+from ..errors import shown
 from ..layout import Layout
 from .check import Spans
 
@@ -32,6 +33,9 @@ class Peer:
             raise TypeError(
                 f"a peer's layout must be a Layout, not a {type(self.layout).__name__}; see Layout.from_dict"
             )
+
+    def __repr__(self) -> str:
+        return f"Peer({shown(self.session)}, {self.layout})"  # a session may be megabytes
 
     @functools.cached_property
     def _spans(self) -> Spans:

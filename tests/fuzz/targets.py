@@ -15,6 +15,7 @@ from typing import Any
 
 import kvplan
 from kvplan import Layout, LayoutError, PairingError, PlanError, engines
+from kvplan.engines import nixl_metadata
 from kvplan.engines.check import Spans, check
 
 from . import values
@@ -169,11 +170,30 @@ def session(rng: random.Random) -> str:
         taken = []
         for kind in engines.KINDS.values() if peer is not None else ():
             engine = object.__new__(kind)
+            engine.backend = "UCX"
             taken.append(refused(lambda engine=engine: (engine._check_session(given), True), ValueError))
     return "taken" if any(taken) else "refused"
 
 
-TARGETS: dict[str, Callable[[random.Random], str]] = {"layout": layout, "pages": pages, "session": session}
+def metadata(rng: random.Random) -> str:
+    """What NIXL is told of a peer, and UCX of its worker. What is taken must come back whole under another name."""
+    given = values.metadata(rng)
+    with bounded(0):
+        made = refused(lambda: nixl_metadata.parse(given, "UCX"), ValueError)
+    if made is None:
+        return "refused"
+    again = nixl_metadata.parse(made.under("kvplan-other"), "UCX")
+    if again.places != made.places or again.num_regions != made.num_regions or again.name != "kvplan-other":
+        raise Fault("it says something else under another name")
+    return "taken"
+
+
+TARGETS: dict[str, Callable[[random.Random], str]] = {
+    "layout": layout,
+    "pages": pages,
+    "session": session,
+    "metadata": metadata,
+}
 
 
 def attempt(target: str, number: int) -> str:

@@ -198,3 +198,46 @@ def session(rng: random.Random) -> Any:
                     rng.choice([0, 10, 45, 46, 48, 58, 255, 0x660, 0xD800, 0x1F600])
                 )
             return "".join(letters)
+
+
+def _field(tag: bytes, value: bytes) -> bytes:
+    return tag + len(value).to_bytes(8, "little") + value + b"|"
+
+
+def metadata(rng: random.Random) -> bytes:
+    """A NIXL agent's metadata: right, or with a few bytes or fields changed."""
+    port = rng.randbytes(2)
+    tcp = b"\0\x06\0\2\x7f\0\0\1\xcf\x19" + bytes.fromhex("17b751389763344bd7e0373700132300") + b"\x82" + port
+    newer = b"\0\x86\0\2\x7f\0\0\1\xcf\x19" + bytes.fromhex("0c015a0080008b00") + b"\x82" + port
+    address = rng.choice([b"\x20" + rng.randbytes(8) + tcp + b"\x87\x80", b"\x71\2" + rng.randbytes(8) + newer])
+    parts = [_field(b"Agent", b"kvplan-0"), _field(b"Conns", (1).to_bytes(8, "little")), _field(b"t", b"UCX"),
+             _field(b"c", address), _field(b"", b"MemSection")]  # fmt: skip
+    kinds = rng.sample([0, 1], rng.randrange(3))
+    parts.append(_field(b"nixlSecElms", len(kinds).to_bytes(8, "little")))
+    for kind in kinds:
+        count = rng.randrange(1, 5)
+        parts += [_field(b"bknd", b"UCX"), _field(b"nixlDList", b"nixlSDList")]
+        parts += [_field(b"t", kind.to_bytes(4, "little")), _field(b"n", count.to_bytes(8, "little"))]
+        key = rng.choice([bytes(9), b"\1" + bytes(8) + b"\0\xff", b"\3" + bytes(8) + b"\4abcd\0\1\2\3\4\xff"])
+        for number in range(count):
+            region = [(number + 1) << 20, rng.choice([64, 1 << 20]), rng.randrange(2)]
+            parts.append(_field(b"", b"".join(n.to_bytes(8, "little") for n in region) + key))
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        at = rng.randrange(len(parts))
+        part = bytearray(parts[at])
+        place = rng.randrange(len(part)) if part else 0
+        match rng.randrange(6):
+            case 0:
+                part[place : place + 1] = rng.randbytes(1)
+            case 1:
+                part[place : place + 8] = (rng.choice(EDGES) % (1 << 64)).to_bytes(8, "little")
+            case 2:
+                del part[place : place + rng.choice([1, 8])]
+            case 3:
+                part[place:place] = rng.randbytes(rng.choice([1, 8]))
+            case 4:
+                parts.insert(at, bytes(part))
+            case 5:
+                del part[place:]
+        parts[at] = bytes(part)
+    return b"nixlSerDes|" + b"".join(parts)
