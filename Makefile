@@ -6,9 +6,10 @@ ENGINE ?= mooncake
 # The oldest and the newest release of Triton that the kernels are tried with, in its interpreter.
 TRITON := $(addprefix .triton/,3.6.0 3.8.0)
 DEMO_ARGS ?=
+SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all demo test bench bench-peers gpu-check lint clean
+.PHONY: all demo test soak bench bench-peers gpu-check lint clean
 
 all: $(VENV)/ready
 
@@ -37,6 +38,12 @@ demo: $(VENV)/built
 
 test: $(VENV)/built $(TRITON)
 	KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest
+
+# Stops, kills and refusals at random, 500 an engine; no byte may change once it was called settled.
+SOAK_FAULTS ?= 500
+soak: $(VENV)/built
+	$(PY) -m tests.soak --engine mooncake --faults $(SOAK_FAULTS) $(SOAK_ARGS)
+	$(PY) -m tests.soak --engine nixl --faults $(SOAK_FAULTS) $(SOAK_ARGS)
 
 bench: $(VENV)/built
 	$(PY) -m bench

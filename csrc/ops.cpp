@@ -288,6 +288,25 @@ void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::v
   cpu::copy(src.data(), dst.data(), out + 2 * room, n);
 }
 
+cpu::Ranges ranges_of(const Tensor& tensor, const char* what) {
+  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Long && tensor.dim() == 2 && tensor.size(0) == 2 &&
+                      (tensor.size(1) <= 1 || tensor.stride(1) == 1),
+                  what, " must be int64 [2, N], the words of a row side by side");
+  const auto* base = static_cast<const uint64_t*>(tensor.data_ptr());
+  return {base, base + tensor.stride(0), tensor.size(1)};
+}
+
+Tensor first_collision(const Tensor& ranges, const Tensor& others) {
+  const cpu::Ranges sorted = ranges_of(others, "others");
+  uint64_t last = 0;
+  for (int64_t i = 0; i < sorted.size; last = sorted.base[i] + (sorted.nbytes[i] - 1), ++i)
+    STD_TORCH_CHECK(sorted.nbytes[i] > 0 && sorted.nbytes[i] - 1 <= ~sorted.base[i] && (i == 0 || sorted.base[i] > last),
+                    "others must ascend, be apart and not be empty; ", i, " does not");
+  Tensor found = new_words({1});
+  *static_cast<int64_t*>(found.data_ptr()) = cpu::first_collision(ranges_of(ranges, "ranges"), sorted);
+  return found;
+}
+
 }  // namespace
 }  // namespace kvplan
 
@@ -299,5 +318,6 @@ STABLE_TORCH_LIBRARY_IMPL(kvplan, CPU, m) {
   m.impl("check_pages", TORCH_BOX(&kvplan::check_pages));
   m.impl("find_runs", TORCH_BOX(&kvplan::find_runs));
   m.impl("expand", TORCH_BOX(&kvplan::expand));
+  m.impl("first_collision", TORCH_BOX(&kvplan::first_collision));
   m.impl("copy_", TORCH_BOX(&kvplan::copy_));
 }

@@ -46,7 +46,7 @@ _FLOORS = ("errors", "layout", "planning")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("engines", "ops"):
+    if name in ("engines", "metrics", "ops"):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

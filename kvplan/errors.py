@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -55,7 +55,19 @@ class TransferError(RuntimeError):
 
 
 class TransferTimeout(TransferError, TimeoutError):
-    """A transfer was not done in the time allowed; it may still be writing (see `settled`)."""
+    """What was waited for has not ended in the time allowed, and goes on. `settled` is False."""
+
+
+def clipped(text: str, most: int = 64) -> str:
+    """Text that a peer or a caller chose, for a message: printable ASCII, of at most about `most` characters."""
+    return ascii(text if len(text) <= most else f"{text[:most]}...")[1:-1]
+
+
+def listed(names: Iterable[object], most: int = 5) -> str:
+    """Names for a message: each clipped, and no more than `most` of them."""
+    every = [clipped(str(name)) for name in names]
+    rest = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + rest
 
 
 def shown(value: Any) -> str:

@@ -33,7 +33,8 @@ def test_asynchronous_calls_that_fail(asynchronous):
     sides.tell("unregister")
     try:
         with pytest.raises(TransferError) as caught:
-            sides.engine.submit(sides.plan(2)[0], sides.peer).wait(20)
+            failed = sides.engine.submit(sides.plan(2)[0], sides.peer)
+            failed.wait(20)
         assert caught.value.code == -1
     finally:
         sides.tell("register")
@@ -41,7 +42,8 @@ def test_asynchronous_calls_that_fail(asynchronous):
     with pytest.raises(TransferError, match="no batch"):
         sides.engine.submit(sides.plan(2)[0], dead).wait(20)
     plan, _ = sides.plan(2)
-    sides.engine.submit(plan, sides.peer).wait(20)
+    sides.engine.submit(plan, sides.peer, queue_behind=True).wait(20)
+    assert failed.settled
 
 
 def test_the_interpreter_runs_on_while_bytes_move(tmp_path_factory):

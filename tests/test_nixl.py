@@ -53,7 +53,9 @@ def test_a_descriptor_under_the_wrong_memory_is_refused_by_nixl(tmp_path_factory
         truth = sides.peer
         sides.peer = engines.Peer(truth.session, Layout.from_dict(told))
         transfer = sides.engine.submit(sides.plan(20)[0], sides.peer)
-        with pytest.raises(TransferError, match="NIXL_ERR_NOT_FOUND.*0 to 39 were never sent.*may be reused") as caught:
+        with pytest.raises(
+            TransferError, match="NIXL_ERR_NOT_FOUND.*0 to 39 were never sent.*Nothing of this transfer"
+        ) as caught:
             transfer.wait(20)
         assert caught.value.settled is True and transfer.settle(0) is True
         assert (sides.dst == GUARD).all()

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
 from engine_peer import Together
+from stepped import Stepped, until
 
 from kvplan import Layout, Memory, Region, TransferError, TransferTimeout, engines
 from kvplan.engines.check import Spans
-from kvplan.engines.transfer import Outcome
-
-
-class Stepped(engines.LocalEngine):
-    """Writes a chunk when told to, and returns what it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.max_in_flight = 10
-        self.steps: list[int] = []
-        self.may = threading.Semaphore(0)
-
-    def step(self, code: int = 0) -> None:
-        self.steps.append(code)
-        self.may.release()
-
-    def _move(self, session, chunk, op):
-        self.may.acquire()
-        code = self.steps.pop(0)
-        return Outcome(code) if code else super()._move(session, chunk, op)
 
 
 @pytest.fixture
@@ -40,16 +20,8 @@ def stepped():
     sides.engine = Stepped()
     sides.engine.register(sides.layout)
     yield sides
-    for _ in range(100):
-        sides.engine.step()
+    sides.engine.let_go()
     sides.close()
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_failed_chunk_ends_a_transfer_and_is_named(stepped):
@@ -78,33 +50,53 @@ def test_transfers_to_one_peer_take_turns(stepped):
     assert not second.done()
 
 
-def test_timeout_stops_further_chunks_and_late_arrival_is_told(stepped):
+def test_a_wait_that_times_out_leaves_the_transfer_going(stepped):
+    plan, wanted = stepped.plan(20)
+    transfer = stepped.engine.submit(plan, stepped.peer)
+    patient = []
+    watcher = threading.Thread(target=lambda: patient.append(transfer.exception()))
+    watcher.start()
+    for limit in (0, 0.05):
+        with pytest.raises(
+            TransferTimeout, match="not done within .* s; descriptors none arrived.*It goes on"
+        ) as caught:
+            transfer.wait(limit)
+        assert isinstance(caught.value, TimeoutError) and isinstance(caught.value, TransferError)
+        assert caught.value.settled is False and caught.value.failed == range(40)
+    with pytest.raises(TransferTimeout):
+        transfer.exception(0.01)
+    assert not transfer.done() and not transfer.settled and transfer.settle(0) is False
+    assert "still at work" in transfer.unsettled
+    for _ in range(4):
+        stepped.engine.step()
+    transfer.wait(10)
+    watcher.join(10)
+    assert patient == [None] and transfer.done() and transfer.settled
+    np.testing.assert_array_equal(stepped.dst, wanted)
+
+
+def test_cancel_stops_further_chunks_and_whoever_waits_hears_of_it(stepped):
     transfer = stepped.engine.submit(stepped.plan(20)[0], stepped.peer)
     whole = stepped.engine.submit(stepped.plan(5)[0], stepped.peer)
     others = []
-
-    def watch():
-        with pytest.raises(TransferTimeout):
-            transfer.wait()
-        others.append("told")
-
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=lambda: others.append(transfer.exception()))
     watcher.start()
-    with pytest.raises(TransferTimeout) as caught:
-        transfer.wait(0.05)
+    assert transfer.cancel() is True and transfer.cancel() is True
     watcher.join(10)
-    assert others  # who waited without a limit hears of it too
-    assert caught.value.settled is False and caught.value.failed == range(40)
+    assert "it was cancelled" in str(others[0]) and not isinstance(others[0], TransferTimeout)
+    assert others[0].settled is False and others[0].failed == range(40)
+    assert transfer.done() and not transfer.settled and "moving" not in repr(transfer)
     stepped.engine.step()
-    until(transfer.done)
-    with pytest.raises(TransferTimeout, match="0 to 9 arrived, 10 to 39 were never sent") as caught:
+    until(lambda: transfer.settled)
+    with pytest.raises(TransferError, match="0 to 9 arrived, 10 to 39 were never sent") as caught:
         transfer.wait(0)
     assert caught.value.settled is True and caught.value.failed == range(10, 40)
-    with pytest.raises(TransferTimeout):
-        whole.wait(0.05)
+    whole.cancel()
     stepped.engine.step()
-    until(whole.done)
-    whole.wait(0)  # given up, but all of it came
+    until(lambda: whole.settled)
+    with pytest.raises(TransferError, match="it was cancelled; descriptors 0 to 9 arrived. Nothing"):
+        whole.wait(0)  # all of it came, but cancelled it stays
+    assert whole.arrived == 10
 
 
 def test_a_peer_that_cannot_be_told_is_an_error_though_all_arrived(stepped, monkeypatch):

@@ -149,6 +149,18 @@ class Planner {
   std::vector<int64_t> offsets_;
 };
 
+// overlap.cpp ---------------------------------------------------------------------------------------------------------
+
+// Ranges of memory, as columns. Borrowed. None passes 64 bits.
+struct Ranges {
+  const uint64_t *base, *nbytes;
+  int64_t size;
+};
+
+// Number of the first range that shares a byte with one of `sorted`, which ascend, are apart and not empty; else -1. An
+// empty range shares none.
+int64_t first_collision(const Ranges& ranges, const Ranges& sorted);
+
 // copy.cpp ------------------------------------------------------------------------------------------------------------
 
 // Carries out n descriptors in this process, on several threads where that pays. Ranges must not overlap.

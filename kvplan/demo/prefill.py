@@ -65,7 +65,8 @@ class Sender:
             before = time.perf_counter()
             plan = self.plan(call)
             planned = time.perf_counter()
-            self.engine.submit(plan, self.peer).wait(timeout=max(0.0, self.deadline - time.monotonic()))
+            transfer = self.engine.submit(plan, self.peer, label=f"request {request.id}")
+            transfer.wait(timeout=max(0.0, self.deadline - time.monotonic()))
             took["transfer_s"] += time.perf_counter() - planned
             took["plan_s"] += planned - before
             took["chunks"] += 1

@@ -2,10 +2,14 @@
 
 from .ascend import AscendEngine
 from .base import Engine
+from .group import TransferGroup
 from .local import LocalEngine
 from .mooncake import MooncakeEngine
 from .nixl import NixlEngine
+from .outcome import Times
 from .peer import Peer
+from .quarantine import Quarantine
+from .stats import PeerStats, Stats
 from .transfer import Transfer
 
 #: Every kind, by the name that commands know it by.
@@ -24,5 +28,10 @@ __all__ = [
     "MooncakeEngine",
     "NixlEngine",
     "Peer",
+    "PeerStats",
+    "Quarantine",
+    "Stats",
+    "Times",
     "Transfer",
+    "TransferGroup",
 ]

@@ -34,7 +34,7 @@ class AscendEngine(Engine):
         role: "Prefill" or "Decode".
         device: number of the NPU. `Memory.VRAM(device)` is its memory.
         op: a name of `memfabric_hybrid.TransDataOpType`: "SDMA", "DEVICE_RDMA", "HOST_RDMA", ...
-        max_in_flight: descriptors with the engine at once for one peer. (8192 is a guess, to end soon when given up.)
+        max_in_flight: descriptors with the engine at once for one peer. (8192 is a guess, to end soon when cancelled.)
 
     Raises:
         ImportError: the package is missing or does not load, or mf_adapter is loaded in this process.
@@ -84,13 +84,12 @@ class AscendEngine(Engine):
         # In one batch: memfabric widens spans to 2 MiB and joins what then overlaps, within one batch only.
         code = self._engine.batch_register_memory([base for _, base, _ in spans], [nbytes for _, _, nbytes in spans])
         if code != 0:
-            raise RuntimeError(f"memfabric did not register {len(spans)} spans of memory, {spans[0]} and on: {code}")
+            raise RuntimeError(
+                f"memfabric did not register {len(spans)} spans of memory, from {self._named_span(spans[0])} on: {code}"
+            )
 
     def _unregister(self, spans: Sequence[Span]) -> None:
-        codes = [self._engine.unregister_memory(base) for _, base, _ in spans]
-        for (memory, base, nbytes), code in zip(spans, codes, strict=True):
-            if code != 0:
-                raise RuntimeError(f"memfabric did not unregister {nbytes} bytes of {memory} at {base:#x}: {code}")
+        self._unregister_each(spans, self._engine.unregister_memory, "memfabric")
 
     def _move(self, session: str, chunk: Plan, op: Op) -> Outcome:
         src, dst, nbytes = chunk.lists()

@@ -1,4 +1,4 @@
-"""What every engine has in common: registration, the check of every address, and the turns that transfers take.
+"""What every engine has in common: plans are checked, carried out chunk by chunk, counted, and brought to an end.
 
 An engine adds only how memory is registered and how one call moves one chunk; it never sees an address that was not
 checked here first, because engines crash, or crash their peer, on a bad one.
@@ -8,41 +8,38 @@ from __future__ import annotations
 
 import abc
 import collections
-import dataclasses
-import threading
+import contextlib
+import functools
+import logging
+import math
 import time
-import weakref
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from ..errors import PlanError, TransferError
+import torch
+
+from ..errors import PlanError, clipped, shown
+from ..planning import Plan
 from . import notices
-from .check import Span, Spans, check, check_registrable, check_text
+from .check import Spans, check, check_form, check_text, nearest
+from .collisions import Unsettled
+from .ending import Ending
+from .fences import Fences
+from .lanes import Lanes
+from .limits import seconds
 from .peer import Peer
+from .registration import Registration
+from .stats import Counters, Stats
 from .transfer import Op, Outcome, Transfer
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from ..layout import Layout
-    from ..planning import Plan
-
-_MAX_THREADS = 64  # started as needed
-_CALLS_PER_PEER = 2  # so that a peer that hangs cannot take all threads from the others
-_FENCE_PAUSE_S = 0.2  # between two attempts to show that a transfer is settled
+_log = logging.getLogger("kvplan.engines")
 
 
-class _Lane:
-    """What is queued for and under way to one peer."""
-
-    def __init__(self) -> None:
-        self.queue: collections.deque[Transfer] = collections.deque()
-        self.calls = 0
-        self.in_flight = 0  # descriptors
-
-
-class Engine(abc.ABC):
+class Engine(Ending, Registration):
     """Carries plans between memory here and memory of peers. All methods may be called from any thread.
 
     Args:
@@ -62,35 +59,28 @@ class Engine(abc.ABC):
     _notifies: ClassVar[bool] = False
     # and what holds for a transfer that may still be under way.
     _unsettled: str = "The engine may still read and write its pages."
-    # The same for one that was only given up.
+    # The same for one that was only cancelled.
     _going_on: str = "The engine goes on with what it has of it: it may still read and write its pages."
 
     def __init__(self, *, max_in_flight: int | None = None) -> None:
         if max_in_flight is not None and max_in_flight < 1:
             raise ValueError(f"max_in_flight is {max_in_flight}; it must be at least 1")
+        super().__init__()
         self.max_in_flight = max_in_flight
-        self._changed = threading.Condition()  # guards all below but _registry
-        self._closed = False  # refuses what is new
         self._gone = False  # nothing left to close
-        self._spans = Spans([])
-        self._transfers: set[Transfer] = set()  # not done yet
-        # Those that failed and are not known to be settled; only where _in_order.
-        self._doubtful: weakref.WeakSet[Transfer] = weakref.WeakSet()
-        self._lanes: dict[str, _Lane] = {}
+        self._transfers: set[Transfer] = set()  # not ended, or with a call at work; no fences
+        self._unsettled_transfers = Unsettled()
+        self._lanes = Lanes(self._lock, self._carry, lambda: self.max_in_flight, f"kvplan-{type(self).__name__}")
+        self._fences = Fences(self)
+        self._waiting = Waiting(self)
+        self._counters = Counters()
+        self._observers: list[Callable[[Transfer], object]] = []
+        # What is to be called once the lock is free: callbacks, log lines.
+        self._events: collections.deque[Callable[[], object]] = collections.deque()
         self._declared: dict[str, Peer] = {}
         self._notices = notices.Notices(self._heard)
-        self._registry = threading.Lock()  # one registration, or close, at a time
-        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix=f"kvplan-{type(self).__name__}")
 
-    # ---- what a kind of engine supplies
-
-    @abc.abstractmethod
-    def _register(self, spans: Sequence[Span]) -> None:
-        """Make all `spans` known to the engine, or raise RuntimeError having kept none."""
-
-    @abc.abstractmethod
-    def _unregister(self, spans: Sequence[Span]) -> None:
-        """Undo `_register`, though not necessarily of the same list. No peer reaches `spans` when it returns."""
+    # ---- what a kind of engine supplies, beside `_register` and `_unregister`
 
     @abc.abstractmethod
     def _move(self, session: str, chunk: Plan, op: Op) -> Outcome:
@@ -105,8 +95,12 @@ class Engine(abc.ABC):
         check_text(session)
 
     def _told(self, session: str) -> str:
-        """How messages call this peer."""
+        """What a peer is called in messages and counts: the same for all sessions of one peer."""
         return session
+
+    def _fence(self, session: str, op: Op) -> Plan | None:
+        """One descriptor between words of the two engines, where `_in_order`; None where the session names none."""
+        return None
 
     def _tell(self, session: str, notice: bytes) -> None:
         """Send a notice; only where `_notifies`."""
@@ -120,56 +114,22 @@ class Engine(abc.ABC):
         limit = self.max_in_flight
         return iter([plan]) if limit is None or len(plan) <= limit else plan.chunks(limit)
 
-    # ---- memory
-
-    def register(self, layout: Layout) -> None:
-        """Register all memory of `layout`: peers may then write to it and read it, and plans may use it on this side.
-
-        Two layouts may share spans of memory, but only whole.
-
-        Raises:
-            LayoutError: a span overlaps a part of what is registered already.
-            RuntimeError: the engine refused; nothing of the layout stays registered.
-        """
-        with self._registry:
-            old = self._usable_spans()
-            new = Spans([*old.layouts, layout])
-            check_registrable(new)
-            self._register(_ordered(new.all - old.all))
-            with self._changed:
-                self._spans = new
-
-    def unregister(self, layout: Layout) -> None:
-        """Undo `register`. Peers that still use this memory get an error.
-
-        Raises:
-            ValueError: `layout` is not registered.
-            RuntimeError: transfers from this engine are under way, or the engine refused.
-        """
-        with self._registry:
-            with self._changed:
-                old = self._usable_spans()
-                if layout not in old.layouts:
-                    raise ValueError(f"{layout} is not registered with {self!r}")
-                if busy := self._under_way():
-                    raise RuntimeError(f"cannot unregister: {busy} transfers from {self!r} are under way; wait first")
-                left = list(old.layouts)
-                left.remove(layout)
-                self._spans = Spans(left)
-            self._unregister(_ordered(old.all - self._spans.all))
-
-    def _under_way(self) -> int:
-        return sum(not transfer.done() for transfer in self._transfers)
-
-    def _usable_spans(self) -> Spans:
-        if self._closed:
-            raise RuntimeError(f"{self!r} is closed")
-        return self._spans
-
     # ---- transfers
 
-    def submit(self, plan: Plan, peer: Peer | str, *, op: Op = "write", notify: bytes | None = None) -> Transfer:
+    def submit(
+        self,
+        plan: Plan,
+        peer: Peer | str,
+        *,
+        op: Op = "write",
+        notify: bytes | None = None,
+        label: str | None = None,
+        queue_behind: bool = False,
+    ) -> Transfer:
         """Check every descriptor, then carry `plan` out in the background.
+
+        The table is copied first: a change of `plan.table` after this call changes nothing that is sent. A call that
+        raises has no effect.
 
         Args:
             plan: what goes where. Written, its source is registered here and its destination declared by the peer.
@@ -177,34 +137,65 @@ class Engine(abc.ABC):
             op: "write" pushes this side's pages to the peer; "read" pulls: the plan's source is declared by the peer
                 and its destination registered here.
             notify: 1 to 1024 bytes that the peer is told once all has arrived; it waits for them with `wait_notice`.
+            label: what the transfer belongs to, for messages and logs; mostly the request's id.
+            queue_behind: a plan that meets a transfer of this engine that has failed or was cancelled, and is not
+                settled, begins when that has settled; else it is refused. Two meet where one writes a byte, here or at
+                the peer, that the other reads or writes.
 
         Raises:
-            PlanError: a descriptor is empty, or leaves what is registered; nothing has been sent.
+            PlanError: a descriptor is empty, or leaves what is registered; or the plan meets an unsettled transfer.
             ValueError: an argument is out of its range, or the engine has no notices.
-            RuntimeError: the engine is closed.
+            RuntimeError: the engine is closed, or no thread can be started.
         """
         if op not in ("write", "read"):
             raise ValueError(f"op must be 'write' or 'read', not {op!r}")
+        if label is not None and not isinstance(label, str):
+            raise ValueError(f"label must be a string, not {shown(label)}")
         if notify is not None:
             self._check_notice(notify)
         target = self._peer(plan, peer, op)
-        spans = None
+        plan = _copied(plan)
+        spans: Spans | None = None
         while True:
-            with self._changed:
-                if self._usable_spans() is spans:  # what was checked against still holds
-                    return self._enqueue(plan, target.session, op, notify)
-                spans = self._spans
-            check(plan, *((spans, target._spans) if op == "write" else (target._spans, spans)), op)
-
-    def _enqueue(self, plan: Plan, session: str, op: Op, notify: bytes | None = None) -> Transfer:
-        """Start what has been checked. Called with the lock held."""
-        transfer = Transfer(self, plan, session, op, notify)
-        if not transfer.done():
-            self._transfers.add(transfer)
-            lane = self._lanes.setdefault(session, _Lane())
-            lane.queue.append(transfer)
-            self._pump(session, lane)
+            with self._lock:
+                now = self._usable_spans()
+                if now is spans:  # what was checked against still holds
+                    transfer = Transfer(self, plan, target.session, op, notify, label)
+                    met = self._unsettled_transfers.collisions(plan, transfer._key, op)
+                    if not met or queue_behind:
+                        self._enqueue(transfer, plan, set(met))
+                        break
+                else:
+                    met = {}
+                    spans = now
+            if not met:
+                source, destination = (now, target._spans) if op == "write" else (target._spans, now)
+                check(plan, source, destination, op)
+            elif not any([other.settle(0) for other in met]):  # settled meanwhile, perhaps, and nobody has asked
+                other, where = next(iter(met.items()))
+                more = f" (and {len(met) - 1} more)" if len(met) > 1 else ""
+                raise PlanError(
+                    f"the plan for {clipped(transfer._key)} meets the {other._named()}{more}, which has "
+                    f"{other._end} and is not settled: {where}. settle() it first, or submit with queue_behind=True"
+                )
+        self._fire()
         return transfer
+
+    def _enqueue(self, transfer: Transfer, plan: Plan, behind: set[Transfer]) -> None:
+        """Queue what has been checked. Called with the lock held; a RuntimeError leaves nothing behind."""
+        if transfer.done():  # it is empty
+            self._close_transfer(transfer)
+            return
+        if behind:
+            self._waiting.put(transfer, plan, behind)
+        else:
+            self._lanes.put(transfer._key, transfer)
+        self._transfers.add(transfer)
+
+    def _make_fence(self, plan: Plan, session: str, op: Op) -> Transfer:
+        fence = Transfer(self, plan, session, op)
+        fence._is_fence = True
+        return fence
 
     def _peer(self, plan: Plan, peer: Peer | str, op: Op) -> Peer:
         if not isinstance(peer, (Peer, str)):
@@ -223,147 +214,129 @@ class Engine(abc.ABC):
             known = self._declared[peer] = Peer(peer, layout)
         return known
 
-    def _pump(self, session: str, lane: _Lane) -> None:
-        """Start what may be started to one peer. Called with the lock held."""
-        while lane.queue and lane.calls < _CALLS_PER_PEER:
-            coming = lane.queue[0]._next
-            limit = self.max_in_flight
-            if coming is not None and limit is not None and lane.in_flight + len(coming) > limit:
-                break
-            transfer = lane.queue.popleft()
-            chunk = transfer._take()
-            if chunk is not None:
-                lane.calls += 1
-                lane.in_flight += len(chunk)
-                self._pool.submit(self._carry, session, lane, transfer, chunk)
-        if not (lane.queue or lane.in_flight or lane.calls):
-            self._lanes.pop(session, None)
-
-    def _carry(self, session: str, lane: _Lane, transfer: Transfer, chunk: Plan) -> None:
+    def _carry(self, transfer: Transfer, chunk: Plan) -> float:
+        """Do one call of the engine, in a thread of its lane; for how many seconds its descriptors count on."""
         begun = time.monotonic()
         cause: BaseException | None = None
         told = False
-        try:
-            outcome = self._move(session, chunk, transfer.op) if len(chunk) else Outcome()
-        except Exception as error:
-            outcome, cause = Outcome(None), error.with_traceback(None)  # its frames hold the engine's objects
-        if outcome.code == 0 and transfer._next is None and transfer._notify and not transfer._given_up:
+        with _nvtx(transfer):
             try:
-                self._tell(session, transfer._notify)
-                told = True
+                outcome = self._move(transfer.peer, chunk, transfer.op) if len(chunk) else Outcome()
             except Exception as error:
-                cause = RuntimeError(f"all arrived, but the peer could not be told: {error}")
-        transfer._give_back(outcome, cause, told)
-        with self._changed:
-            lane.calls -= 1
-            if outcome.code != 0 and outcome.started and self._settle_s:
-                # The engine may still hold these: they go on counting against the limit.
-                timer = threading.Timer(self._settle_s, self._release, (session, lane, len(chunk)))
-                timer.daemon = True
-                timer.start()
-            else:
-                lane.in_flight -= len(chunk)
-            if transfer.done():
-                self._transfers.discard(transfer)
-            else:
-                lane.queue.append(transfer)
+                outcome, cause = Outcome(None), error.with_traceback(None)  # its frames hold the engine's objects
+            if outcome.code == 0 and transfer._next is None and transfer._notify and not transfer.done():
+                try:
+                    self._tell(transfer.peer, transfer._notify)
+                    told = True
+                except Exception as error:
+                    cause = RuntimeError(f"all arrived, but the peer could not be told: {error}")
+        with self._lock:
+            transfer._give_back(outcome, cause, told)
             if self._in_order:
-                self._settle_earlier(transfer, begun)
-            self._pump(session, lane)
-            self._changed.notify_all()
+                self._fences.ended(transfer, begun)
+        self._fire()
+        # The engine may still hold the descriptors of a failed call: they go on counting against the limit.
+        return self._settle_s if outcome.code != 0 and outcome.started else 0.0
 
-    def _release(self, session: str, lane: _Lane, descriptors: int) -> None:
-        with self._changed:
-            lane.in_flight -= descriptors
-            self._pump(session, lane)
+    def _under_way(self) -> int:
+        return sum(transfer._busy or not transfer.done() for transfer in self._transfers)
 
-    def _withdraw(self, transfer: Transfer) -> None:
-        """Forget a transfer that was given up, unless a call is still at work for it."""
-        with self._changed:
-            if transfer.done() and transfer in self._transfers:
-                self._transfers.discard(transfer)
-                lane = self._lanes.get(transfer.peer)
-                if lane is not None and transfer in lane.queue:
-                    lane.queue.remove(transfer)
-                    self._pump(transfer.peer, lane)
-                self._changed.notify_all()
+    # ---- what transfers report, with the lock held
 
-    # ---- what is known of transfers that failed
-
-    def _settle_earlier(self, transfer: Transfer, begun: float) -> None:
-        """A call for `transfer` that began at `begun` has ended. Called with the lock held; only where _in_order."""
-        if transfer._failure is not None:
-            if not transfer._is_settled:
-                self._doubtful.add(transfer)
+    def _close_transfer(self, transfer: Transfer) -> None:
+        """It has ended: nothing more of it is started."""
+        if transfer._is_fence:
             return
-        for other in [t for t in self._doubtful if t.peer == transfer.peer and t._ended <= begun]:
-            other._show_settled(arrived=False)
-            self._doubtful.discard(other)
+        self._lanes.remove(transfer._key, transfer)
+        self._waiting.remove(transfer)
+        self._counters.ended(transfer)
+        if transfer._end == "failed":
+            message = str(transfer._error())
+            self._events.append(functools.partial(_log.warning, "%s", message))
+        for observer in self._observers:
+            self._events.append(functools.partial(transfer._call, observer))
+
+    def _note_end(self, transfer: Transfer) -> None:
+        """It has ended, or a call for it has, or it is settled: keep account of what may still be moving."""
+        if transfer._is_fence:
+            return
+        if not transfer._busy:
+            self._transfers.discard(transfer)
+        if not transfer._is_settled:
+            self._unsettled_transfers.add(transfer)
+            return
+        if transfer.times.settled is None:
+            transfer.times.settled = time.monotonic()
+        self._unsettled_transfers.discard(transfer)
+        self._waiting.settled(transfer)
+
+    def _fire(self) -> None:
+        """Call what has been put off until the lock is free. Called without it."""
+        while self._events:
+            with contextlib.suppress(IndexError):  # another thread was quicker
+                self._events.popleft()()
 
     def _prove_settled(self, transfer: Transfer, deadline: float) -> str | None:
-        """Show by a fence that nothing of a failed transfer is under way any more; else why that is not known."""
-        if not self._in_order:
-            return self._unsettled
-        assert transfer._last is not None
-        table = transfer._last.table[:, -1:]
-        segment = dataclasses.replace(transfer._last.segments[-1], start=0, stop=1)
-        plan = type(transfer._last)(table, [segment])
-        here, memory = (table[0], segment.src_memory) if transfer.op == "write" else (table[1], segment.dst_memory)
-        address, nbytes = here.numpy().view("uint64"), table[2].numpy().view("uint64")
-        while True:
-            with self._changed:
-                if transfer._is_settled:
-                    return None
-                if self._closed:
-                    return f"{self!r} is closed, and can show nothing any more. {self._unsettled}"
-                if self._spans.first_outside(memory, address, nbytes) >= 0:
-                    return f"its memory here is not registered any more. {self._unsettled}"
-                fence = self._enqueue(plan, transfer.peer, transfer.op)
-            try:
-                fence.wait(max(0.0, deadline - time.monotonic()))
-            except TransferError as error:
-                if time.monotonic() + _FENCE_PAUSE_S >= deadline:
-                    return f"a later transfer to the peer does not arrive either: {error}"
-                time.sleep(_FENCE_PAUSE_S)
+        """Show that nothing of a failed transfer is under way any more; else why that is not known."""
+        return self._fences.settle(transfer, deadline) if self._in_order else self._unsettled
 
-    def wait_notice(self, notice: bytes, timeout: float) -> None:
+    def _where(self, transfer: Transfer) -> str:
+        """Between which regions the first descriptor goes that did not arrive, for messages."""
+        chunk = transfer._last
+        if chunk is None or not len(chunk):
+            return ""
+        src, dst = (int(word) % (1 << 64) for word in chunk.table[:2, 0])
+        segment = chunk.segments[0]
+        names = []
+        for layout, address, memory in (
+            (chunk.src_layout, src, segment.src_memory),
+            (chunk.dst_layout, dst, segment.dst_memory),
+        ):
+            region = None if layout is None else nearest([layout], address, memory)
+            names.append(f"{address:#x}" if region is None else f"{clipped(str(region))}, {memory} {address:#x}")
+        return f"; the first that did not surely arrive goes from {names[0]} to {names[1]}"
+
+    # ---- counts
+
+    def stats(self) -> Stats:
+        """Bytes, descriptors and transfers so far and now, of each peer and in all."""
+        with self._lock:
+            return self._counters.stats(self._transfers, self._unsettled_transfers)
+
+    def add_observer(self, observer: Callable[[Transfer], object]) -> None:
+        """Have `observer(transfer)` called with every transfer that ends from now on; see `add_done_callback`."""
+        with self._lock:
+            self._observers.append(observer)
+
+    def remove_observer(self, observer: Callable[[Transfer], object]) -> None:
+        """Undo `add_observer`. Raises ValueError where it is none."""
+        with self._lock:
+            self._observers.remove(observer)
+
+    # ---- notices
+
+    def wait_notice(self, notice: bytes, timeout: float | None) -> None:
         """Return once a peer's transfer with this `notify` has arrived here. Each is waited for once.
 
         What nobody waits for is kept, but of more than 65,536 different ones the oldest are forgotten.
 
         Args:
-            timeout: seconds.
+            timeout: seconds; None or infinity: no limit.
 
         Raises:
             TimeoutError: it did not come in time.
-            ValueError: it is not 1 to 1024 bytes, or the engine has no notices.
+            ValueError: it is not 1 to 1024 bytes, `timeout` is negative or NaN, or the engine has no notices.
             RuntimeError: the engine is closed.
         """
         self._check_notice(notice)
+        limit = seconds(timeout, "timeout")
         self._usable_spans()
-        self._notices.wait(notice, timeout)
+        self._notices.wait(notice, math.inf if limit is None else limit)
 
     def _check_notice(self, notice: bytes) -> None:
         if not self._notifies:
             raise ValueError(f"{type(self).__name__} cannot notify; tell the peer through a channel of your own")
         notices.check(notice)
-
-    # ---- the end
-
-    def close(self) -> None:
-        """Refuse new plans, wait until those under way have ended, unregister all memory, let the engine go.
-
-        May be called again; it then only waits for the first call.
-        """
-        with self._registry:
-            with self._changed:
-                if self._gone:
-                    return
-                self._closed = True
-                self._changed.wait_for(lambda: not self._under_way())
-            self._pool.shutdown()
-            self._shut_down(self._spans)
-            self._gone = True
 
     def __enter__(self) -> Self:
         return self
@@ -372,9 +345,29 @@ class Engine(abc.ABC):
         self.close()
 
     def __repr__(self) -> str:
-        name = self._told(self.session) if hasattr(self, "session") else "not initialized"
-        return f"{type(self).__name__}({name!r})"
+        name = clipped(self._told(self.session)) if hasattr(self, "session") else "not initialized"
+        return f"{type(self).__name__}('{name}')"
 
 
-def _ordered(spans: set[Span]) -> list[Span]:
-    return sorted(spans, key=lambda s: (s[0].kind, s[0].device, s[1]))
+def _copied(plan: Plan) -> Plan:
+    """A plan with a table of its own, whose form is checked. Raises PlanError."""
+    table = plan.table
+    check_form(table)
+    copy = table.clone(memory_format=torch.contiguous_format)
+    return Plan(copy, plan.segments, plan.src_layout, plan.dst_layout)
+
+
+_HAS_CUDA = torch.version.cuda is not None and torch.cuda.device_count() > 0
+
+
+@contextlib.contextmanager
+def _nvtx(transfer: Transfer) -> Iterator[None]:
+    """A range in profiles around a call, where there is CUDA."""
+    if not _HAS_CUDA:
+        yield
+        return
+    torch.cuda.nvtx.range_push(f"kvplan {transfer._named()}")
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 
-from ..errors import LayoutError, PlanError
+from ..errors import LayoutError, PlanError, clipped
 
 if TYPE_CHECKING:
     from ..layout import Layout, Memory, Region
@@ -75,10 +76,12 @@ class Spans:
         number = bases.searchsorted(addresses, side="right") - 1
         return bases[number], sizes[number]
 
-    def nearest(self, address: int) -> Region | None:
-        """The region that holds `address`, else the nearest."""
-        regions = [region for layout in self.layouts for region in layout.regions]
-        return min(regions, key=lambda r: max(r.base - address, address - (r.base + r.span_bytes - 1), 0), default=None)
+
+def nearest(layouts: Iterable[Layout], address: int, memory: Memory | None = None) -> Region | None:
+    """The region that holds `address`, else the nearest; of that memory, where there is one."""
+    regions = [region for layout in layouts for region in layout.regions]
+    regions = [region for region in regions if region.memory == memory] or regions
+    return min(regions, key=lambda r: max(r.base - address, address - (r.base + r.span_bytes - 1), 0), default=None)
 
 
 def _beyond(offset: np.ndarray, nbytes: np.ndarray, room: np.ndarray) -> np.ndarray:
@@ -86,10 +89,22 @@ def _beyond(offset: np.ndarray, nbytes: np.ndarray, room: np.ndarray) -> np.ndar
     return (offset >= room) | (nbytes - np.uint64(1) >= room - offset)
 
 
-def check(plan: Plan, source: Spans, destination: Spans, op: str = "write") -> None:
+def check_form(table: Any) -> None:
+    """Refuse, by PlanError, a plan whose table is none: torch int64 [3, N] on the CPU."""
+    if not isinstance(table, torch.Tensor) or table.dtype != torch.int64 or table.dim() != 2 or table.shape[0] != 3:
+        found = f"{table.dtype} {list(table.shape)}" if isinstance(table, torch.Tensor) else type(table).__name__
+        raise PlanError(f"a plan's table is torch int64 [3, N], not {found}")
+    if table.device.type != "cpu":
+        raise PlanError(f"a plan's table must be on the CPU for an engine, not on {table.device}")
+
+
+def check(
+    plan: Plan, source: Spans, destination: Spans, op: str = "write", declared: str = "declared by the peer"
+) -> None:
     """Refuse a plan that has an empty descriptor, or one that is not within one span of the right memory on both sides.
 
-    `op` says which side is the peer's: the destination of a "write", the source of a "read".
+    `op` says which side is the peer's: the destination of a "write", the source of a "read". `declared` is how messages
+    say what is known of that side.
 
     Raises:
         PlanError: names the first such descriptor, its address and length, and the nearest region.
@@ -109,23 +124,24 @@ def check(plan: Plan, source: Spans, destination: Spans, op: str = "write") -> N
             if bad >= 0:
                 number = segment.start + bad
                 address, size = int(table[row, number]), int(table[2, number])
-                raise _refusal(number, what, memory, address, size, spans, (what == "source") is (op == "write"))
+                known = "registered with this engine" if (what == "source") is (op == "write") else declared
+                raise _refusal(number, what, memory, address, size, spans, known)
     if covered != len(plan):
         raise PlanError(f"segments end at descriptor {covered} of {len(plan)}")
 
 
-def _refusal(number: int, what: str, memory: Memory, address: int, nbytes: int, spans: Spans, here: bool) -> PlanError:
+def _refusal(number: int, what: str, memory: Memory, address: int, nbytes: int, spans: Spans, known: str) -> PlanError:
     if nbytes == 0:
         return PlanError(f"descriptor {number}: length 0 ({what} {address:#x}); engines crash on it or ignore it")
-    where = "registered with this engine" if here else "declared by the peer"
-    near = spans.nearest(address)
+    near = nearest(spans.layouts, address)
     if near is None:
-        rest = f"nothing is {where}"
+        rest = f"nothing is {known}"
     else:
-        rest = f"the nearest is {near}, {near.memory} {near.base:#x} to {near.base + near.span_bytes:#x}"
+        end = near.base + near.span_bytes
+        rest = f"the nearest is {clipped(str(near), 120)}, {near.memory} {near.base:#x} to {end:#x}"
     return PlanError(
         f"descriptor {number}: {what} {address:#x}, {nbytes} bytes of {memory}, does not lie within one region "
-        f"{where}: {rest}"
+        f"{known}: {rest}"
     )
 
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..errors import clipped
 from ..planning import execute
 from .base import Engine
 from .check import Span, Spans, check
@@ -48,14 +49,16 @@ class LocalEngine(Engine):
     def _target(self, session: str) -> LocalEngine:
         target = self._engines.get(session)
         if target is None:
-            raise ConnectionError(f"there is no open LocalEngine {session!r} in this process")
+            raise ConnectionError(f"there is no open LocalEngine '{clipped(session)}' in this process")
         return target
 
     def _move(self, session: str, chunk: Plan, op: Op) -> Outcome:
         target = self._target(session)
         with target._mapped:
             sides = (self._spans, target._spans)
-            check(chunk, *(sides if op == "write" else sides[::-1]), op)
+            check(
+                chunk, *(sides if op == "write" else sides[::-1]), op, f"registered with the peer, {clipped(session)}"
+            )
             execute(chunk)
         return Outcome()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
-from ..errors import shown
+from ..errors import clipped
 from ..layout import Layout
 from .check import Spans
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Peer:
     """The other side of transfers: what a process declares to those that write to it or read from it.
 
@@ -35,7 +35,7 @@ class Peer:
             )
 
     def __repr__(self) -> str:
-        return f"Peer({shown(self.session)}, {self.layout})"  # a session may be megabytes
+        return f"Peer('{clipped(self.session)}', {len(self.layout.regions)} regions)"
 
     @functools.cached_property
     def _spans(self) -> Spans:

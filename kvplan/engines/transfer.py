@@ -1,229 +1,372 @@
-"""A plan under way: what has arrived, what may still be moving, and when its pages may be used again."""
+"""A plan under way: what has arrived, how it ended, and whether anything of it may still be moving."""
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import TransferError, TransferTimeout
+from ..errors import TransferError, TransferTimeout, clipped
+from .limits import deadline_of, left, seconds
+from .outcome import Op, Outcome, Times, waiter
 
 if TYPE_CHECKING:
     from ..planning import Plan
-    from .base import Engine
+    from .owner import Owner
 
-Op = Literal["write", "read"]
+_log = logging.getLogger("kvplan.engines")
 
-_SETTLED = "Nothing of it is under way any more: its pages may be reused, and it may be submitted again."
+_SETTLED = "Nothing of this transfer is under way any more."
 _HANDS_OFF = "Neither reuse nor free its pages, on either side, before settle() has returned True"
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How one call of an engine ended. No exception, where its traceback would keep the engine's own objects alive.
-
-    Args:
-        code: 0, or what the engine said.
-        started: False when the engine surely took nothing of it.
-        finished: for a call that was given up while the engine goes on: says True when the engine is through with it
-            and all has arrived, False while it is not, and raises RuntimeError when that can no longer be known.
-    """
-
-    code: Any = 0
-    started: bool = True
-    finished: Callable[[], bool] | None = None
 
 
 class Transfer:
     """A plan under way, made by `Engine.submit`. Every method may be called from any thread, any number of times.
 
+    A transfer ends once: it has *arrived*, *failed*, or was *cancelled*. `wait`, `exception`, `done`, `await` and
+    callbacks are about that end. Whether the engine may still read or write its pages is another matter, which
+    `settled` and `settle` are about: one that arrived is settled, one that failed or was cancelled may not be.
+
     Attributes:
         peer: session of the other side.
         op: "write" or "read".
+        label: what `submit` was told that it belongs to, or None.
         descriptors, nbytes: what it carries in all.
-        unsettled: why bytes of it may still be read or written; None once it is known that none are.
+        times: when things happened.
+        unsettled: why `settle` returned False last; None once it is settled.
     """
 
-    def __init__(self, engine: Engine, plan: Plan, session: str, op: Op, notify: bytes | None = None) -> None:
+    def __init__(
+        self, engine: Owner, plan: Plan, session: str, op: Op, notify: bytes | None = None, label: str | None = None
+    ) -> None:
         self.peer = session
         self.op: Op = op
+        self.label = label
         self.descriptors = len(plan)
         self.nbytes = plan.total_bytes
+        self.times = Times(time.monotonic())
         self.unsettled: str | None = None
         self._engine = engine
+        self._key = engine._told(session)
         self._notify = notify  # still to be told to the peer
         self._chunks: Iterator[Plan] = engine._chunks(plan) if self.descriptors else iter([plan] if notify else [])
         self._next: Plan | None = next(self._chunks, None)
         self._last: Plan | None = None  # what the engine had last
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(engine._lock)
         self._arrived = 0  # descriptors [0, arrived) are where they belong
         self._sent = 0  # descriptors [arrived, sent) are with the engine, or were when it failed
         self._busy = False  # the engine is at work on them now
-        self._given_up: str | None = None  # why
+        self._end: Literal["arrived", "failed", "cancelled"] | None = None
+        self._why: str | None = None  # it was cancelled, or failed without a call
         self._failure: tuple[Any, BaseException | None] | None = None  # code, exception
         self._finished: Callable[[], bool] | None = None  # of an `Outcome`
+        self._asking = False  # a thread is within it
         self._ended = 0.0  # when the call that failed did
         self._shown = False  # that it is settled
+        self._peer_gone = False
+        self._behind: set[Transfer] | None = None  # unsettled transfers that it is queued behind
+        self._is_fence = False
+        self._stop: str | None = None  # why nothing more of it is to be started once its call has ended
+        self._callbacks: list[Callable[[Transfer], object]] = []
+        if self._next is None:
+            self._end = "arrived"
+            self.times.last_byte = self.times.ended = self.times.settled = self.times.submitted
 
     @property
     def arrived(self) -> int:
-        """Descriptors that surely arrived: those of the plan before this number."""
+        """Descriptors that surely arrived: those of the plan before this number.
+
+        It grows by a chunk at a time, when the engine's call for it has ended: at most `Engine.max_in_flight`
+        descriptors; the whole plan where that is None.
+        """
         return self._arrived
 
     @property
-    def _complete(self) -> bool:
-        return self._arrived == self.descriptors and self._notify is None and self._failure is None
+    def settled(self) -> bool:
+        """Whether it is known that nothing of it can read or write any more. `settle` finds out."""
+        with self._changed:
+            return self._is_settled
+
+    @property
+    def state(self) -> str:
+        """In one word: "waiting" (behind an unsettled one), "queued", "moving", "arrived", "failed", "cancelled"."""
+        with self._changed:
+            if self._end is not None:
+                return self._end
+            if self._behind is not None:
+                return "waiting"
+            return "moving" if self._busy or self._sent else "queued"
+
+    def __repr__(self) -> str:
+        with self._changed:
+            rest = "" if self._end is None or self._is_settled else ", not settled"
+            return (
+                f"<Transfer{_labelled(self.label)} {self.state}: {self._arrived} of {self.descriptors} descriptors, "
+                f"{self.nbytes} bytes, {'to' if self.op == 'write' else 'from'} {clipped(self._key)}{rest}>"
+            )
+
+    # ---- the end
 
     def done(self) -> bool:
-        """Whether the engine is through with it: all arrived, or it failed or was given up and no call is left."""
-        with self._changed:
-            return not self._busy and (self._next is None or bool(self._given_up or self._failure))
+        """Whether it has ended: arrived, failed or cancelled. Then `wait` does not block."""
+        return self._end is not None
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when every byte has arrived, and the peer has been told where `notify` asks for it.
 
         Args:
-            timeout: seconds; None waits for as long as the engine takes. When it has passed the transfer is given up:
-                nothing more is sent. (To look without giving up, call `done`.)
+            timeout: seconds; None or infinity waits for as long as the engine takes. When it has passed the transfer
+                goes on, and may be waited for again. To stop it, call `cancel`.
 
         Raises:
+            TransferTimeout: it has not ended in time, and goes on. A TransferError, and a TimeoutError.
             TransferError: the engine failed, or `cancel` was called. The message and `failed`, `code`, `settled` say
                 what is known.
-            TransferTimeout: a TransferError; not all had arrived in time.
+            ValueError: `timeout` is negative or NaN.
         """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+    def exception(self, timeout: float | None = None) -> TransferError | None:
+        """The error that `wait` raises once it has ended; None where all has arrived.
+
+        Raises:
+            TransferTimeout, ValueError: as `wait`.
+        """
+        limit = seconds(timeout, "timeout")
         with self._changed:
-            ended = self._changed.wait_for(lambda: self._complete or self._failure or self._given_up, timeout)
-            if not ended:
-                self._give_up(f"not done within {timeout:g} s")
-            if self._complete:
-                return
+            if not self._changed.wait_for(self.done, limit):
+                raise TransferTimeout(
+                    f"{self._named()}: not done within {limit:g} s; {self._progress()}. It goes on, and its pages stay "
+                    f"in use: see cancel() and settle()",
+                    peer=self.peer,
+                    failed=range(self._arrived, self.descriptors),
+                    settled=False,
+                )
+            if self._end == "arrived":
+                return None
             error = self._error()
-            cause = self._failure[1] if self._failure else None
-        if not ended:
-            self._engine._withdraw(self)
-        raise error from cause
+            error.__cause__ = self._failure[1] if self._failure else None
+            return error
 
-    def cancel(self) -> None:
-        """Send nothing more. What is with the engine already cannot be called back: see `settle`.
+    def cancel(self) -> bool:
+        """Send nothing more, and end as cancelled, unless it has ended already.
 
-        `wait` then raises TransferError, unless all arrived after all.
+        What is with the engine cannot be called back: see `settle`.
+
+        Returns:
+            Whether it has been cancelled.
         """
         with self._changed:
-            self._give_up("it was cancelled")
-        self._engine._withdraw(self)
+            if self._end is None:
+                self._close("cancelled", "it was cancelled")
+        self._engine._fire()
+        return self._end == "cancelled"
 
-    def _give_up(self, why: str) -> None:
-        if self._given_up is None and not self._complete and self._failure is None:
-            self._given_up = why
-        self._changed.notify_all()  # whoever else waits for it
+    def add_done_callback(self, call: Callable[[Transfer], object]) -> None:
+        """Have `call(transfer)` called once, when it has ended; at once where it has.
 
-    def settle(self, timeout: float = 10.0) -> bool:
-        """Wait until no byte of it can be read or written any more: then its pages may be used again.
+        It is called by the thread that found the end, often one of the engine's, so it must be short. What it raises is
+        logged, and goes no further.
+        """
+        with self._changed:
+            if self._end is None:
+                self._callbacks.append(call)
+                return
+        self._call(call)
 
-        A transfer that is under way is waited for, not given up. For one that failed it may have the engine write the
-        last descriptor that was under way once more: to its own place, from its own pages.
+    def __await__(self) -> Generator[Any, None, None]:
+        """As `wait`, without blocking the event loop. If the task that waits is cancelled the transfer goes on."""
+        yield from waiter(self)
+        self.wait(0)
+
+    # ---- whether it is settled
+
+    def settle(self, timeout: float | None = 10.0) -> bool:
+        """Wait until nothing of it can be read or written any more.
+
+        A transfer that has not ended is waited for. For one that failed over Mooncake's TCP, the engine sends a word of
+        its own, a *fence*, to a word of the peer's engine: when it has arrived, so has all that was queued before it.
+        No page is touched by that.
+
+        Its pages are free once no other transfer uses them either: `TransferGroup.settle` says so for a whole request.
 
         Args:
-            timeout: seconds.
+            timeout: seconds; None or infinity: no limit.
 
         Returns:
             True when it is settled. False when that could not be shown in time; `unsettled` says why. It may be
             called again.
+
+        Raises:
+            ValueError: `timeout` is negative or NaN.
         """
-        deadline = time.monotonic() + timeout
+        deadline = deadline_of(seconds(timeout, "timeout"))
         with self._changed:
-            if not self._changed.wait_for(self.done, timeout):
-                self.unsettled = "a call of the engine is still at work on it"
+            if not self._changed.wait_for(lambda: self._end is not None and not self._busy, left(deadline)):
+                self.unsettled = (
+                    "a call of the engine is still at work on it" if self._busy else "it has not ended: see cancel()"
+                )
                 return False
             if self._is_settled:
                 self.unsettled = None
                 return True
-        why = self._outstanding(deadline) if self._finished else self._engine._prove_settled(self, deadline)
+        why = self._ask(deadline) if self._finished else self._engine._prove_settled(self, deadline)
+        self._engine._fire()
         with self._changed:
             self.unsettled = None if self._is_settled else why
             return self.unsettled is None
 
     @property
     def _is_settled(self) -> bool:
-        return not self._busy and (self._shown or self._sent == self._arrived or self._engine._stops_on_failure)
+        return (
+            self._end is not None
+            and not self._busy
+            and (self._shown or self._sent == self._arrived or self._engine._stops_on_failure)
+        )
 
-    def _outstanding(self, deadline: float) -> str | None:
-        """Ask the engine about the call that was given up, until it has ended; else why it is not known to have."""
-        assert self._finished is not None
+    def _ask(self, deadline: float) -> str | None:
+        """Ask the engine about the call that was given up, until it has ended; else why it is not known to have.
+
+        One thread asks at a time: engines may crash on two.
+        """
+        why = f"{clipped(self._key)} has not acknowledged it; it goes on when the peer does"
         while True:
+            with self._changed:
+                free = self._changed.wait_for(lambda: not self._asking or self._is_settled, left(deadline))
+                finished = self._finished
+                if self._is_settled or finished is None:
+                    return self.unsettled
+                if not free:
+                    return why
+                self._asking = True
+            reason, arrived = None, False
             try:
-                finished = self._finished()
+                arrived = finished()
             except RuntimeError as error:
-                return str(error)
-            if finished:
-                self._show_settled(arrived=True)
-                return None
+                reason = str(error)
+            finally:
+                with self._changed:
+                    self._asking = False
+                    if arrived:
+                        self._all_sent_arrived()
+                        self._show_settled()
+                    elif reason is not None and self._peer_gone:
+                        self._show_settled()
+                    self._changed.notify_all()
+            if arrived or reason is not None:
+                return reason
             if time.monotonic() >= deadline:
-                return f"{self._engine._told(self.peer)} has not acknowledged it; it goes on when the peer does"
-            time.sleep(0.002)
+                return why
+            time.sleep(min(0.002, left(deadline) or 0.002))
 
-    def _show_settled(self, *, arrived: bool) -> None:
-        """It is known now that nothing is under way."""
-        with self._changed:
-            self._finished = None
-            self._shown = True
-            if arrived:
-                self._arrived = self._sent
-            self._changed.notify_all()
+    # ---- what errors say
+
+    def _named(self) -> str:
+        """Which transfer it is, for messages."""
+        direction = "to" if self.op == "write" else "from"
+        return f"transfer{_labelled(self.label)} of {self.descriptors} descriptors {direction} {clipped(self._key)}"
+
+    def _progress(self) -> str:
+        said = f"descriptors {_numbers(0, self._arrived)} arrived"
+        if self._sent > self._arrived:
+            said += f", {_numbers(self._arrived, self._sent)} may have arrived, whole or in part"
+        if self.descriptors > self._sent:
+            said += f", {_numbers(self._sent, self.descriptors)} were never sent"
+        return said
 
     def _error(self) -> TransferError:
         code: Any = None
-        if self._failure is not None:
+        said, where = self._why or "", ""
+        if self._failure is not None and self._end == "failed":
             code, cause = self._failure
             said = f"the engine failed: {cause}" if cause else f"the engine returned {code}"
-        else:
-            said = self._given_up or ""
-        direction = "to" if self.op == "write" else "from"
-        told = f"transfer of {self.descriptors} descriptors {direction} {self._engine._told(self.peer)}: {said}"
-        told += f"; descriptors {_numbers(0, self._arrived)} arrived"
-        if self._sent > self._arrived:
-            told += f", {_numbers(self._arrived, self._sent)} may have arrived, whole or in part"
-        if self.descriptors > self._sent:
-            told += f", {_numbers(self._sent, self.descriptors)} were never sent"
+            where = self._engine._where(self)
         settled = self._is_settled
         goes_on = self._failure is None or self._finished is not None  # nothing has failed but our patience
         unsettled = self._engine._going_on if goes_on else self._engine._unsettled
         advice = _SETTLED if settled else f"{unsettled} {_HANDS_OFF}."
         failed = range(self._arrived, self.descriptors) if self._last is not None else None
-        timed_out = self._failure is None and self._given_up is not None and self._given_up.startswith("not done")
-        kind = TransferTimeout if timed_out else TransferError
-        return kind(f"{told}. {advice}", peer=self.peer, failed=failed, code=code, settled=settled)
+        message = f"{self._named()}: {said}; {self._progress()}{where}. {advice}"
+        return TransferError(message, peer=self.peer, failed=failed, code=code, settled=settled)
 
-    # What follows is for the engine.
+    # ---- for the engine, with its lock held
 
     def _take(self) -> Plan | None:
         """The next chunk, now with the engine; None when there is none or none is wanted."""
-        with self._changed:
-            chunk = None if self._given_up or self._failure else self._next
-            if chunk is not None:
-                self._sent += len(chunk)
-                self._busy = True
-                self._last = chunk
-                self._next = next(self._chunks, None)
-            return chunk
+        chunk = None if self._end is not None else self._next
+        if chunk is not None:
+            if self.times.first_call is None:
+                self.times.first_call = time.monotonic()
+            self._sent += len(chunk)
+            self._busy = True
+            self._last = chunk
+            self._next = next(self._chunks, None)
+        return chunk
 
     def _give_back(self, outcome: Outcome, cause: BaseException | None, told: bool = False) -> None:
         """The engine is through with the chunk it took; `told` if the peer has been sent the notice as well."""
-        with self._changed:
-            self._busy = False
-            self._ended = time.monotonic()
-            if told:
-                self._notify = None
-            if outcome.code == 0:
-                self._arrived = self._sent
-            elif not outcome.started:
-                self._sent = self._arrived
-            if outcome.code != 0 or cause is not None:
-                self._failure = (outcome.code or None, cause)
-                self._finished = outcome.finished
-            self._changed.notify_all()
+        self._busy = False
+        self._ended = time.monotonic()
+        if told:
+            self._notify = None
+        if outcome.code == 0:
+            self._all_sent_arrived()
+        elif not outcome.started:
+            self._sent = self._arrived
+        if outcome.code != 0 or cause is not None:
+            self._failure = (outcome.code or None, cause)
+            self._finished = outcome.finished
+        if self._peer_gone and (self.op == "write" or self._finished is None):
+            self._shown = True
+        if self._end is not None:  # cancelled meanwhile
+            self._engine._note_end(self)
+        elif self._failure is not None:
+            self._close("failed")
+        elif self._arrived == self.descriptors and self._notify is None:
+            self._close("arrived")
+        elif self._stop is not None:
+            self._close("failed", self._stop)
+        self._changed.notify_all()
+
+    def _all_sent_arrived(self) -> None:
+        if self._sent > self._arrived:
+            self._engine._counters.moved(self)
+            self._arrived = self._sent
+        if self._arrived == self.descriptors:
+            self.times.last_byte = time.monotonic()
+
+    def _close(self, end: Literal["arrived", "failed", "cancelled"], why: str | None = None) -> None:
+        self._end, self._why = end, why
+        self._next, self._chunks = None, iter(())
+        self.times.ended = time.monotonic()
+        self._engine._close_transfer(self)
+        for call in self._callbacks:
+            self._engine._events.append(functools.partial(self._call, call))
+        self._callbacks.clear()
+        self._engine._note_end(self)
+        self._changed.notify_all()
+
+    def _show_settled(self) -> None:
+        """It is known now that nothing is under way."""
+        self._finished = None
+        self._shown = True
+        self._engine._note_end(self)
+        self._changed.notify_all()
+
+    def _call(self, call: Callable[[Transfer], object]) -> None:
+        try:
+            call(self)
+        except Exception:
+            _log.exception("a callback of %r raised", self)
+
+
+def _labelled(label: str | None) -> str:
+    return "" if label is None else f" {clipped(label)!r}"
 
 
 def _numbers(start: int, stop: int) -> str:

@@ -6,7 +6,7 @@ trace under `torch.compile(fullgraph=True)` and capture into a CUDA graph. `kvpl
 """
 
 from . import backend
-from .calls import SIZES, check_pages, copy_, expand, find_runs, page_indices, plan, plan_, prepare
+from .calls import SIZES, check_pages, copy_, expand, find_runs, first_collision, page_indices, plan, plan_, prepare
 
 EXTENSION = backend.EXTENSION
 
@@ -18,6 +18,7 @@ __all__ = [
     "copy_",
     "expand",
     "find_runs",
+    "first_collision",
     "page_indices",
     "plan",
     "plan_",

@@ -18,6 +18,7 @@ _check_pages = torch.ops.kvplan.check_pages.default
 _find_runs = torch.ops.kvplan.find_runs.default
 _expand = torch.ops.kvplan.expand.default
 _copy = torch.ops.kvplan.copy_.default
+_first_collision = torch.ops.kvplan.first_collision.default
 
 
 def plan(tables: torch.Tensor, pages: torch.Tensor, windows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,6 +208,22 @@ def copy_(
             raise ValueError("while compiling, copy_ needs homes: where the table's tensors lay when it was made")
         homes = [_signed(tensor.data_ptr()) for tensor in (*read, *written)]
     _copy(table, count, list(read), list(written), list(homes))
+
+
+def first_collision(ranges: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """The first of many ranges of memory that shares a byte with one of others, on the CPU.
+
+    Args:
+        ranges: int64 [2, N], the bits of addresses and of bytes; none passes 64 bits. An empty one shares no byte.
+        others: int64 [2, M], the same; they ascend, are apart, and are not empty.
+
+    Returns:
+        int64 [1]: its number, or -1 where there is none.
+
+    Raises:
+        RuntimeError: `others` are not so, or a tensor is of another form.
+    """
+    return _first_collision(ranges, others)
 
 
 def _signed(address: int) -> int:

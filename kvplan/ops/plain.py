@@ -57,6 +57,20 @@ def find_runs(
     return out, torch.tensor(run_indptr)
 
 
+def first_collision(ranges: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """`ops.first_collision`."""
+    (start, nbytes), (base, size) = ranges.numpy().view(np.uint64), others.numpy().view(np.uint64)
+    if not len(base):
+        return torch.tensor([-1])
+    one = np.uint64(1)
+    if not (size.all() and (size - one <= ~base).all() and (base[1:] > base[:-1] + (size[:-1] - one)).all()):
+        raise RuntimeError("others must ascend, be apart and not be empty")
+    last = start + (nbytes - one)
+    at = base.searchsorted(last, side="right") - 1  # the last that begins by then; -1: none does
+    met = (nbytes > 0) & (at >= 0) & (base[at] + (size[at] - one) >= start)
+    return torch.tensor([int(met.argmax()) if met.any() else -1])
+
+
 def copy_(
     table: torch.Tensor,
     count: torch.Tensor | None,

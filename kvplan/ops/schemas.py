@@ -17,6 +17,7 @@ _SCHEMAS = {
     "expand(Tensor entries, Tensor runs, Tensor indptr, Tensor steps, SymInt capacity)"
     " -> (Tensor table, Tensor count)": _TAGS,
     "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written, SymInt[] homes) -> ()": _TAGS,
+    "first_collision(Tensor ranges, Tensor others) -> Tensor": _TAGS,
     "load_kernels(Tensor image) -> ()": _TAGS,
 }
 
@@ -72,6 +73,11 @@ def _(entries, runs, indptr, steps, capacity):  # type: ignore[no-untyped-def]
 @torch.library.register_fake("kvplan::copy_")
 def _(table, count, read, written, homes):  # type: ignore[no-untyped-def]
     return None
+
+
+@torch.library.register_fake("kvplan::first_collision")
+def _(ranges, others):  # type: ignore[no-untyped-def]
+    return ranges.new_empty(1)
 
 
 @torch.library.register_fake("kvplan::load_kernels")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
 from .. import ops
 from ..ops import backend
-from . import oracle
+from . import hooks, oracle
 from .device import Planner
 from .pages import NO_PAGES
 from .plan import Plan
@@ -28,6 +30,15 @@ def make(lists: PageLists, wanted: str | None) -> Plan:
         PlanError: a request cannot be planned whole.
         ValueError: `wanted` is not the back end in use. The oracle, "reference", can always be had.
     """
+    if hooks.planned is None:
+        return _made(lists, wanted)
+    began = time.perf_counter()
+    plan = _made(lists, wanted)
+    hooks.planned(time.perf_counter() - began)
+    return plan
+
+
+def _made(lists: PageLists, wanted: str | None) -> Plan:
     if (wanted or backend.chosen()[0].name) == "reference":
         return oracle.plan(lists)
     if wanted is not None:

@@ -194,6 +194,21 @@ def test_expansion(data):
         ops.expand(entries, runs, indptr, steps, draw(st.integers(0, 40)))
 
 
+@given(st.data())
+@profile(200)
+def test_collisions(data):
+    def ranges(least: int) -> torch.Tensor:
+        count = data.draw(st.integers(least, 12))
+        return words(data.draw(st.lists(SIGNED, min_size=2 * count, max_size=2 * count))).reshape(2, count)
+
+    others = ranges(0)
+    ordered = others[:, others[0].view(torch.uint64).numpy().argsort()].clone()
+    for some in (others, ordered):
+        for many in (1, 400):  # enough for bits to be set
+            with REFUSED:
+                ops.first_collision(ranges(11).repeat(1, many), some)
+
+
 def test_copies_of_nothing():
     memory = torch.arange(8)
     at = memory.data_ptr()
