@@ -82,12 +82,27 @@ def text(results: dict[str, Any]) -> str:
                 row = find(results, what, pages, pattern)
                 cells.append("-" if row is None else f"{_time(row)} ({_ratio(row, ours)})")
             lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", *_rows_text(results), ""]
+    lines += ["", *_busy_text(results), "", *_rows_text(results), ""]
     memory = results["memory"]
     lines += [
         f"Scratch memory of the largest plan, beyond its table of {memory['table']:,} bytes: {memory['extra']:,} bytes."
     ]
     return "\n".join(lines)
+
+
+def _busy_text(results: dict[str, Any]) -> list[str]:
+    """One plan after another and after pauses, alone and beside other processes."""
+    lines = ["| 4,096 scattered; other processes that want the cores | back to back | each after a pause of 3 ms |"]
+    lines.append("|---|---|---|")
+    found = {(row["case"], row["pause"]): row for row in results["rows"] if row["what"] == "busy"}
+    for case in ("none", "one a core", "two a core", "memset"):
+        cells = [f"{case} (as many bytes; none)" if case == "memset" else case]
+        for pause in ("back to back", "after 3 ms"):
+            row = found.get((case, pause))
+            alone = f" ({_ratio(row, found.get(('none', pause)))})" if row and case != "none" else ""
+            cells.append(_time(row) + alone)
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
 
 
 def _rows_text(results: dict[str, Any]) -> list[str]:

@@ -1,41 +1,73 @@
 // The torch ops on CPU tensors: tensors -> plain structs, and registration. Schemas and fakes are in kvplan/ops/schemas.py.
 #include <array>
+#include <cstring>
 #include <tuple>
 
-#include "cpu/blocks.h"
 #include "cpu/stages.h"
+#include "cpu/workers.h"
 #include "tensors.h"
 
 namespace kvplan {
 namespace {
 
-// An uninitialised table of n descriptors.
-Tensor new_table(int64_t n) {
+// An uninitialised table of n descriptors; *cold says whether it is to be written past the cache.
+Tensor new_table(int64_t n, bool* cold) {
   const size_t nbytes = 3 * static_cast<size_t>(n) * sizeof(int64_t);
+  *cold = false;
   if (nbytes < cpu::Blocks::kLarge) return new_words({3, n});
   const auto block = cpu::Blocks::instance().take(nbytes);
+  *cold = !block.warm;
   return torch::stable::from_blob(block.data, {3, n}, {n, 1}, torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                   ScalarType::Long, [block](void*) { cpu::Blocks::instance().give(block); });
 }
 
-cpu::PageList page_list(const Tensor& tensor, const char* what) {
-  const bool wide = check_ids(tensor, what);
-  return {tensor.data_ptr(), tensor.numel(), wide};
+// Another thread may write a tensor while an op reads it. So what an op checks it copies first: what was checked is then
+// what is used.
+class Pages {
+ public:
+  Pages(const Tensor& tensor, const char* what) : Pages(tensor, check_ids(tensor, what), tensor.numel()) {}
+  const cpu::PageList& list() const { return list_; }
+
+ private:
+  Pages(const Tensor& tensor, bool wide, int64_t size)
+      : words_(static_cast<size_t>(wide ? size : size / 2 + size % 2)), list_{words_.words(), size, wide} {
+    if (size == 0) return;
+    const void* const given = tensor.data_ptr();
+    if (wide && cpu::narrow_ids(static_cast<const int64_t*>(given), size, reinterpret_cast<int32_t*>(words_.words())))
+      list_.wide = false;
+    else
+      std::memcpy(words_.words(), given, static_cast<size_t>(size) * (wide ? 8 : 4));
+  }
+
+  cpu::Scratch words_;
+  cpu::PageList list_;
+};
+
+template <class T>
+std::vector<T> copied_rows(const Tensor& tensor, const char* what) {
+  int64_t count;
+  const T* at = rows<const T>(tensor, what, &count);
+  return std::vector<T>(at, at + count);
 }
 
-constexpr int64_t kDescriptorsPerThread = 1 << 16;  // about 20 us: below that waking a thread costs more
+// The tables of a pairing, checked.
+class CheckedTables {
+ public:
+  explicit CheckedTables(const Tensor& tensor) : words_(copied_rows<int64_t>(tensor, "tables")) {
+    const char* fault = fault_in_sizes(words_.data(), static_cast<int64_t>(words_.size()));
+    STD_TORCH_CHECK(fault == nullptr, fault);
+    tables_ = view_tables(words_.data());
+    int64_t row = 0;
+    fault = fault_in_rows(tables_, &row);
+    STD_TORCH_CHECK(fault == nullptr, fault, " ", row);
+  }
+  const Tables& operator*() const { return tables_; }
+  const Tables* operator->() const { return &tables_; }
 
-Tables read_tables(const Tensor& tensor) {
-  int64_t words;
-  const auto* at = rows<const int64_t>(tensor, "tables", &words);
-  const char* fault = fault_in_sizes(at, words);
-  STD_TORCH_CHECK(fault == nullptr, fault);
-  const Tables tables = view_tables(at);
-  int64_t row = 0;
-  fault = fault_in_rows(tables, &row);
-  STD_TORCH_CHECK(fault == nullptr, fault, " ", row);
-  return tables;
-}
+ private:
+  std::vector<int64_t> words_;
+  Tables tables_;
+};
 
 // Windows [requests, spaces]; checks that they lie within the page ids.
 int64_t check_windows(const Tables& tables, const std::vector<int64_t>& words, int64_t num_pages) {
@@ -76,29 +108,33 @@ std::tuple<Tensor, Tensor> prepare(const Tensor& tables, const std::vector<int64
   Tensor status = new_words({kFacts});
   STD_TORCH_CHECK(num_pages >= 0, "num_pages must not be negative");
   bool narrow;
-  const Status found = prepare_job(read_tables(tables), windows, num_pages, &words, &narrow);
+  const Status found = prepare_job(*CheckedTables(tables), windows, num_pages, &words, &narrow);
   put_status(static_cast<int64_t*>(status.data_ptr()), found);
   Tensor job = new_words({found.code == Code::kOk ? static_cast<int64_t>(words.size()) : 0});
   if (found.code == Code::kOk) std::copy(words.begin(), words.end(), static_cast<int64_t*>(job.data_ptr()));
   return {job, status};
 }
 
-void write(const cpu::Planner& planner, uint64_t* out, int64_t stride, int64_t n) {
-  // Threads are torch's own, as many as its user lets it have.
-  const int64_t grain = n == 0 ? 1 : ceil_div(planner.pieces() * kDescriptorsPerThread, n);
-  torch::stable::parallel_for(0, planner.pieces(), grain, [&](int64_t first, int64_t last) {
-    planner.write({out, out + stride, out + 2 * stride}, first, last);
+constexpr int64_t kDescriptorsPerPiece = 1 << 16;  // 1.5 MiB, so that few pieces are under way at the end
+
+void write(const cpu::Planner& planner, const cpu::Table& out, int64_t n) {
+  const int64_t threads = 3 * static_cast<size_t>(n) * sizeof(int64_t) > cpu::Blocks::kCache ? cpu::num_threads() : 1;
+  const int64_t pieces = planner.pieces();
+  if (threads == 1) return planner.write(out, 0, pieces);
+  const int64_t parts = std::min(pieces, ceil_div(n, kDescriptorsPerPiece));
+  cpu::for_each_piece(parts, threads, [&](int64_t part) {
+    planner.write(out, pieces * part / parts, pieces * (part + 1) / parts);
   });
 }
 
 std::tuple<Tensor, Tensor> plan(const Tensor& tables_tensor, const Tensor& pages, const std::vector<int64_t>& windows) {
-  const Tables tables = read_tables(tables_tensor);
-  const cpu::PageList list = page_list(pages, "pages");
+  const CheckedTables tables(tables_tensor);
+  const Pages ids(pages, "pages");
   std::vector<int64_t> words;
-  bool narrow = false;
-  Status status = prepare_job(tables, windows, list.size, &words, &narrow);
+  bool narrow = false, cold;
+  Status status = prepare_job(*tables, windows, ids.list().size, &words, &narrow);
   const Job job = status.code == Code::kOk ? view_job(words.data()) : Job{};
-  cpu::Planner planner(tables, job, list, narrow);
+  cpu::Planner planner(*tables, job, ids.list(), narrow);
   if (status.code == Code::kOk) status = planner.prepare();
   const bool ok = status.code == Code::kOk;
   const auto& offsets = planner.offsets();
@@ -106,47 +142,48 @@ std::tuple<Tensor, Tensor> plan(const Tensor& tables_tensor, const Tensor& pages
   int64_t* at = put_status(static_cast<int64_t*>(info.data_ptr()), status);
   if (ok) std::copy(offsets.begin(), offsets.end(), at);
   const int64_t n = ok ? offsets.back() : 0;
-  Tensor table = new_table(n);
-  if (ok) write(planner, static_cast<uint64_t*>(table.data_ptr()), n, n);
+  Tensor table = new_table(n, &cold);
+  auto* out = static_cast<uint64_t*>(table.data_ptr());
+  if (ok) write(planner, {out, out + n, out + 2 * n, cold}, n);
   return {table, info};
 }
 
-// Whether a job is one of these tables and so many page ids: what its sizes say must be true of it.
-bool belongs(const Tables& tables, const Tensor& tensor, int64_t num_pages) {
-  int64_t words;
-  const auto* at = rows<const int64_t>(tensor, "job", &words);
-  if (words < words_of<JobSize>()) return false;
-  const JobSize& size = *reinterpret_cast<const JobSize*>(at);
+// Whether the words of a job are one of these tables and so many page ids, of these sizes.
+bool belongs(const Tables& tables, const std::vector<int64_t>& job, const std::vector<int64_t>& sizes, int64_t num_pages) {
+  const auto words = static_cast<int64_t>(job.size());
+  if (words < words_of<JobSize>() || !std::equal(sizes.begin(), sizes.end(), job.begin())) return false;
+  const JobSize& size = *reinterpret_cast<const JobSize*>(job.data());
   for (const int64_t count : {size.requests, size.lists, size.checks})
     if (count < 0 || count > words) return false;
   return size.lists == size.requests * tables.size.num_groups && size.pieces == size.requests * tables.size.num_entries &&
-         size.pages == num_pages && words == job_words(size);
+         size.pages == num_pages && words == job_words(size) && cpu::job_fits(tables, view_job(job.data()));
 }
 
 void plan_(const Tensor& tables_tensor, const Tensor& job_tensor, const Tensor& pages,
            const std::vector<int64_t>& sizes, const Tensor& table, const Tensor& info) {
-  const Tables tables = read_tables(tables_tensor);
-  const cpu::PageList list = page_list(pages, "pages");
+  const CheckedTables tables(tables_tensor);
+  const Pages ids(pages, "pages");
+  const int64_t num_pages = ids.list().size;
   check_table(table, "table");
   int64_t words;
   auto* out = rows<int64_t>(info, "info", &words);
   STD_TORCH_CHECK(static_cast<int64_t>(sizes.size()) == words_of<JobSize>(), "sizes must be the first ",
                   words_of<JobSize>(), " words of the job");
-  STD_TORCH_CHECK(reinterpret_cast<const JobSize*>(sizes.data())->pages == list.size,
+  STD_TORCH_CHECK(reinterpret_cast<const JobSize*>(sizes.data())->pages == num_pages,
                   "sizes, job and pages do not belong together");
+  const auto job_words = copied_rows<int64_t>(job_tensor, "job");
   Job job{};
   Status status{Code::kJob};
-  if (belongs(tables, job_tensor, list.size) &&
-      std::equal(sizes.begin(), sizes.end(), static_cast<const int64_t*>(job_tensor.data_ptr()))) {
-    job = view_job(static_cast<const int64_t*>(job_tensor.data_ptr()));
+  if (belongs(*tables, job_words, sizes, num_pages)) {
+    job = view_job(job_words.data());
     status = {};
   }
-  STD_TORCH_CHECK(words == kFacts + tables.size.num_segments * job.size.requests + 1 || status.code == Code::kJob,
+  STD_TORCH_CHECK(words == kFacts + tables->size.num_segments * job.size.requests + 1 || status.code == Code::kJob,
                   "info must have ", kFacts, " + segments * requests + 1 words");
   STD_TORCH_CHECK(words >= kFacts, "info must have ", kFacts, " words or more");
   bool narrow = false;
-  if (status.code == Code::kOk) status = cpu::check_entries(tables, &narrow);
-  cpu::Planner planner(tables, job, list, narrow);
+  if (status.code == Code::kOk) status = cpu::check_entries(*tables, &narrow);
+  cpu::Planner planner(*tables, job, ids.list(), narrow);
   if (status.code == Code::kOk) status = planner.prepare();
   const int64_t n = status.code == Code::kOk ? planner.offsets().back() : 0, room = table.size(1);
   if (n > room) status = {Code::kRoom, 0, 0, room, n};
@@ -154,8 +191,12 @@ void plan_(const Tensor& tables_tensor, const Tensor& job_tensor, const Tensor& 
   std::fill(rest, out + words, 0);
   if (status.code != Code::kOk) return;
   std::copy(planner.offsets().begin(), planner.offsets().end(), rest);
-  write(planner, static_cast<uint64_t*>(table.data_ptr()), room, n);
+  auto* at = static_cast<uint64_t*>(table.data_ptr());
+  write(planner, {at, at + room, at + 2 * room}, n);
 }
+
+// A word that another thread may write: checked and used as it was then.
+int64_t read_once(const int64_t* word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 
 std::tuple<Tensor, Tensor> page_indices(const Tensor& slots, int64_t page_size, const std::optional<Tensor>& requests,
                                         const std::optional<Tensor>& lengths) {
@@ -168,8 +209,8 @@ std::tuple<Tensor, Tensor> page_indices(const Tensor& slots, int64_t page_size, 
   std::fill(out, out + view.num_requests * columns, -1);
   const cpu::PageList all{view.data, view.num_rows * view.row_length, view.wide};
   for (int64_t b = 0; b < view.num_requests; ++b, out += columns) {
-    const int64_t row = view.requests ? view.requests[b] : b;
-    const int64_t length = view.lengths ? view.lengths[b] : view.row_length;
+    const int64_t row = view.requests ? read_once(view.requests + b) : b;
+    const int64_t length = view.lengths ? read_once(view.lengths + b) : view.row_length;
     const bool inside = row >= 0 && row < view.num_rows && length >= 0 && length <= view.row_length;
     found[b] = inside ? cpu::page_indices(all.part(row * view.stride, length), page_size, out) : kNoRow;
   }
@@ -179,9 +220,9 @@ std::tuple<Tensor, Tensor> page_indices(const Tensor& slots, int64_t page_size, 
 // The checks that `plan` makes of one list of page ids, alone: [code, position, value].
 Tensor check_pages(const Tensor& pages, int64_t limit, bool distinct) {
   STD_TORCH_CHECK(limit >= 0, "limit must not be negative");
-  const auto list = page_list(pages, "pages");
-  Status status = cpu::check_range(list, limit, distinct ? Code::kDstRange : Code::kSrcRange);
-  if (status.code == Code::kOk && distinct) status = cpu::check_distinct({list}, limit);
+  const Pages ids(pages, "pages");
+  Status status = cpu::check_range(ids.list(), limit, distinct ? Code::kDstRange : Code::kSrcRange);
+  if (status.code == Code::kOk && distinct) status = cpu::check_distinct({ids.list()}, limit);
   Tensor found = new_words({3});
   const std::array<int64_t, 3> words = {static_cast<int64_t>(status.code), status.position, status.value};
   std::copy(words.begin(), words.end(), static_cast<int64_t*>(found.data_ptr()));
@@ -189,20 +230,20 @@ Tensor check_pages(const Tensor& pages, int64_t limit, bool distinct) {
 }
 
 std::tuple<Tensor, Tensor> find_runs(const Tensor& src, const Tensor& dst, const std::optional<Tensor>& indptr) {
-  int64_t n, m, num_cuts = 2;
+  int64_t n, m;
   const auto* from = rows<const int64_t>(src, "src", &n);
   const auto* to = rows<const int64_t>(dst, "dst", &m);
   STD_TORCH_CHECK(n == m, "src and dst must be of one length");
-  const std::array<int64_t, 2> one_list = {0, n};
-  const int64_t* cuts = indptr ? rows<const int64_t>(*indptr, "indptr", &num_cuts) : one_list.data();
-  STD_TORCH_CHECK(num_cuts > 0 && cuts[0] == 0 && cuts[num_cuts - 1] == n && std::is_sorted(cuts, cuts + num_cuts),
+  const auto cuts = indptr ? copied_rows<int64_t>(*indptr, "indptr") : std::vector<int64_t>{0, n};
+  STD_TORCH_CHECK(!cuts.empty() && cuts[0] == 0 && cuts.back() == n && std::is_sorted(cuts.begin(), cuts.end()),
                   "indptr must rise from 0 to the length of src");
+  const auto num_cuts = static_cast<int64_t>(cuts.size());
   Tensor runs = new_words({3, n});
   Tensor run_indptr = new_words({num_cuts});
   auto* out = static_cast<int64_t*>(runs.data_ptr());
   auto* found = static_cast<int64_t*>(run_indptr.data_ptr());
   found[0] = 0;
-  for (int64_t i = 0; i + 1 < num_cuts; ++i) {
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     int64_t* at = out + found[i];
     found[i + 1] = found[i] + cpu::find_runs(from + cuts[i], to + cuts[i], cuts[i + 1] - cuts[i], at, at + n, at + 2 * n);
   }
@@ -214,15 +255,16 @@ std::tuple<Tensor, Tensor> find_runs(const Tensor& src, const Tensor& dst, const
 // Runs of each group (indptr [groups + 1] cuts them), expanded over the entries. Refuses what would leave 64 bits.
 std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, const Tensor& indptr, const Tensor& steps,
                                   int64_t capacity) {
-  int64_t num_entries, words, num_cuts, num_groups;
-  const auto* entry = rows<const Entry>(entries, "entries", &num_entries);
-  const auto* run = rows<const int64_t>(runs, "runs", &words);
-  const auto* cuts = rows<const int64_t>(indptr, "indptr", &num_cuts);
-  const auto* step = rows<const Steps>(steps, "steps", &num_groups);
-  STD_TORCH_CHECK(runs.dim() == 2 && runs.size(0) == 3 && num_cuts == num_groups + 1 && cuts[0] == 0 && capacity >= 0 &&
-                      std::is_sorted(cuts, cuts + num_cuts) && cuts[num_groups] <= words / 3,
+  const auto entry = copied_rows<Entry>(entries, "entries");
+  const auto cuts = copied_rows<int64_t>(indptr, "indptr");
+  const auto step = copied_rows<Steps>(steps, "steps");
+  const auto given_runs = copied_rows<int64_t>(runs, "runs");
+  const auto* run = given_runs.data();
+  const auto num_entries = static_cast<int64_t>(entry.size()), num_groups = static_cast<int64_t>(step.size());
+  const auto size = static_cast<int64_t>(given_runs.size()) / 3;
+  STD_TORCH_CHECK(runs.dim() == 2 && runs.size(0) == 3 && cuts.size() == step.size() + 1 && cuts[0] == 0 && capacity >= 0 &&
+                      std::is_sorted(cuts.begin(), cuts.end()) && cuts.back() <= size,
                   "runs must be [3, R], indptr must rise from 0 to at most R and have a row more than steps");
-  const int64_t size = words / 3;
   std::vector<cpu::RunColumns<int64_t>> groups;
   std::vector<std::array<int64_t, 2>> last;  // highest index on each side
   for (int64_t g = 0; g < num_groups; ++g) {
@@ -271,21 +313,25 @@ void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::v
   check_table(table, "table");
   const auto* out = static_cast<const uint64_t*>(table.data_ptr());
   const int64_t room = table.size(1);
-  int64_t n = room, words = 1;
+  int64_t words = 1;
   const int64_t* given = count ? rows<const int64_t>(*count, "count", &words) : &room;
-  STD_TORCH_CHECK(words == 1 && *given >= 0 && *given <= room, "count must be one number, from 0 to the table's ", room);
-  n = *given;
+  const int64_t n = words == 1 ? read_once(given) : -1;
+  STD_TORCH_CHECK(n >= 0 && n <= room, "count must be one number, from 0 to the table's ", room);
   const std::vector<Moved> sources = moved_sources(read, written, homes);
   const std::vector<Moved> targets = moved_from(written, homes.data() + read.size());
   if (sources.empty() && targets.empty()) return cpu::copy(out, out + room, out + 2 * room, n);
-  std::vector<uint64_t> src(out, out + n), dst(out + room, out + room + n);
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t nbytes = out[2 * room + i];
-    STD_TORCH_CHECK(relocate(sources.data(), static_cast<int64_t>(sources.size()), nbytes, &src[static_cast<size_t>(i)]) &&
-                        relocate(targets.data(), static_cast<int64_t>(targets.size()), nbytes, &dst[static_cast<size_t>(i)]),
+  std::vector<uint64_t> src(out, out + n), dst(out + room, out + room + n), nbytes(out + 2 * room, out + 2 * room + n);
+  for (size_t i = 0; i < src.size(); ++i) {
+    STD_TORCH_CHECK(relocate(sources.data(), static_cast<int64_t>(sources.size()), nbytes[i], &src[i]) &&
+                        relocate(targets.data(), static_cast<int64_t>(targets.size()), nbytes[i], &dst[i]),
                     "descriptor ", i, " begins in a tensor that has been moved, and ends outside of it");
   }
-  cpu::copy(src.data(), dst.data(), out + 2 * room, n);
+  cpu::copy(src.data(), dst.data(), nbytes.data(), n);
+}
+
+void set_num_threads(int64_t threads) {
+  STD_TORCH_CHECK(threads > 0, "threads must be positive");
+  cpu::set_num_threads(threads);
 }
 
 cpu::Ranges ranges_of(const Tensor& tensor, const char* what) {
@@ -320,4 +366,9 @@ STABLE_TORCH_LIBRARY_IMPL(kvplan, CPU, m) {
   m.impl("expand", TORCH_BOX(&kvplan::expand));
   m.impl("first_collision", TORCH_BOX(&kvplan::first_collision));
   m.impl("copy_", TORCH_BOX(&kvplan::copy_));
+}
+
+// It takes no tensor, so no device tells who is meant.
+STABLE_TORCH_LIBRARY_IMPL(kvplan, CompositeExplicitAutograd, m) {
+  m.impl("set_num_threads", TORCH_BOX(&kvplan::set_num_threads));
 }

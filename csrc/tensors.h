@@ -8,6 +8,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -21,11 +22,11 @@ using torch::stable::Tensor;
 // An uninitialised contiguous int64 tensor.
 inline Tensor new_words(std::initializer_list<int64_t> sizes, int32_t device_type = aoti_torch_device_type_cpu(),
                         int32_t device_index = 0) {
-  const std::vector<int64_t> shape(sizes);
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(shape[i], 1);
+  const int64_t* const shape = sizes.begin();
+  std::array<int64_t, 2> strides{1, 1};  // no tensor here has more dimensions
+  if (sizes.size() == 2) strides[0] = std::max<int64_t>(shape[1], 1);
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides.data(),
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), shape, strides.data(),
                                                   aoti_torch_dtype_int64(), device_type, device_index, &handle));
   return Tensor(handle);
 }

@@ -1,4 +1,6 @@
 // Windows -> job: everything about a call that is known before a page id is read.
+#include <array>
+
 #include "stages.h"
 
 namespace kvplan::cpu {
@@ -6,16 +8,21 @@ namespace kvplan::cpu {
 Status check_entries(const Tables& tables, bool* narrow) {
   constexpr int64_t kNarrow = (int64_t{1} << 32) - 1;  // so that a run's count is below 2^32 too
   *narrow = true;
+  std::vector<std::array<int64_t, 2>> highest(static_cast<size_t>(tables.size.num_groups), {-1, -1});
+  for (int64_t g = 0; g < tables.size.num_groups; ++g) {
+    const Group& group = tables.groups[g];
+    const Space& space = tables.spaces[group.space];
+    auto& [src, dst] = highest[static_cast<size_t>(g)];
+    if (!highest_index(group.src, space.src_limit, &src) || !highest_index(group.dst, space.dst_limit, &dst)) src = -1;
+    *narrow = *narrow && src < kNarrow && dst < kNarrow;
+  }
   for (int64_t e = 0; e < tables.size.num_entries; ++e) {
     const Entry& entry = tables.entries[e];
-    const Group& group = tables.groups[entry.group];
-    const Space& space = tables.spaces[group.space];
-    int64_t src, dst;
-    if (!highest_index(group.src, space.src_limit, &src) || !highest_index(group.dst, space.dst_limit, &dst) ||
-        !address_fits(entry.src_base, src, entry.src_stride, entry.nbytes) ||
+    const auto [src, dst] = highest[static_cast<size_t>(entry.group)];
+    if (src < 0 || !address_fits(entry.src_base, src, entry.src_stride, entry.nbytes) ||
         !address_fits(entry.dst_base, dst, entry.dst_stride, entry.nbytes))
-      return {Code::kOverflow, 0, group.space, e, 0};
-    *narrow = *narrow && src < kNarrow && dst < kNarrow && entry.src_stride < kNarrow && entry.dst_stride < kNarrow;
+      return {Code::kOverflow, 0, tables.groups[entry.group].space, e, 0};
+    *narrow = *narrow && entry.src_stride < kNarrow && entry.dst_stride < kNarrow;
   }
   return {};
 }
@@ -135,6 +142,48 @@ Status prepare(const Tables& tables, const Window* windows, int64_t requests, in
   const Status status = check_entries(tables, narrow);
   if (status.code != Code::kOk) return status;
   return Builder(tables, windows, requests).build(num_pages, job);
+}
+
+namespace {
+
+// Whether the last of `count` rows that lie `step` apart is on one of `pages` pages.
+bool side_lies_within(const Side& side, int64_t first, int64_t step, int64_t count, int64_t pages) {
+  int64_t last;
+  return first >= 0 && step > 0 && mul(count - 1, step, &last) && add(first, last, &last) && last / side.rows < pages;
+}
+
+bool lies_within(int64_t offset, int64_t count, int64_t pages) {
+  return offset >= 0 && count >= 0 && offset <= pages && count <= pages - offset;
+}
+
+}  // namespace
+
+bool job_fits(const Tables& tables, const Job& job) {
+  const JobSize& size = job.size;
+  if (job.lists[0].first != 0 || job.lists[size.lists].first != size.pairs || size.pairs > kMostDescriptors) return false;
+  for (int64_t number = 0; number < size.lists; ++number) {
+    const List& list = job.lists[number];
+    const Group& group = tables.groups[number % tables.size.num_groups];
+    const int64_t next = (&list)[1].first;
+    if (next < list.first || next > size.pairs || !lies_within(list.src_offset, 0, size.pages) ||
+        !lies_within(list.dst_offset, 0, size.pages))
+      return false;
+    if (next > list.first &&
+        (!side_lies_within(group.src, list.src_first, list.src_step, next - list.first, size.pages - list.src_offset) ||
+         !side_lies_within(group.dst, list.dst_first, list.dst_step, next - list.first, size.pages - list.dst_offset)))
+      return false;
+  }
+  if (job.checks[0].first != 0 || job.checks[size.checks].first != size.places) return false;
+  for (int64_t c = 0; c < size.checks; ++c) {
+    const Check& check = job.checks[c];
+    const int64_t next = (&check)[1].first;
+    if (next < check.first || next > size.places || !lies_within(check.offset, next - check.first, size.pages) ||
+        check.code < static_cast<int64_t>(Code::kSrcRange) || check.code > static_cast<int64_t>(Code::kDstTwice) ||
+        check.limit <= 0 || check.space < 0 || check.space >= tables.size.num_spaces || check.request < 0 ||
+        check.request >= size.requests)
+      return false;
+  }
+  return true;
 }
 
 }  // namespace kvplan::cpu

@@ -1,4 +1,5 @@
 // All stages of planning, for all requests of a job: check ids, find runs, count, then write each descriptor once.
+#include "past_cache.h"
 #include "stages.h"
 
 namespace kvplan::cpu {
@@ -14,11 +15,16 @@ Status Planner::check_ids() const {
       ++c;
     } while (code == Code::kDstTwice && c < job_.size.checks && job_.checks[c].code == check.code &&
              job_.checks[c].scope == check.scope);
-    Status status = code == Code::kDstTwice ? check_distinct(lists, check.limit)
-                                            : check_range(lists[0], check.limit, code);
+    Status status;
+    for (size_t i = 0; i < lists.size() && status.code == Code::kOk; ++i) {
+      // Duplicates are looked up by id: whatever a job says, none may lie beyond the limit.
+      status = check_range(lists[i], check.limit, code == Code::kDstTwice ? Code::kDstRange : code);
+      status.request = static_cast<int64_t>(i);
+    }
+    if (status.code == Code::kOk && code == Code::kDstTwice) status = check_distinct(lists, check.limit);
     if (status.code == Code::kOk) continue;
     const Check& failed = (&check)[status.request];
-    return {code, failed.request, failed.space, failed.position + status.position, status.value};
+    return {status.code, failed.request, failed.space, failed.position + status.position, status.value};
   }
   return {};
 }
@@ -38,6 +44,7 @@ Status Planner::prepare() {
   for (int64_t number = 0; number < job_.size.lists; ++number) runs_.push_back(find_runs_of(number));
   starts_.reserve(static_cast<size_t>(job_.size.pieces) + 1);
   starts_.assign(1, 0);
+  offsets_.reserve(static_cast<size_t>(tables_.size.num_segments * job_.size.requests) + 1);
   offsets_.assign(1, 0);
   for (int64_t segment = 0; segment < tables_.size.num_segments; ++segment) {
     for (int64_t request = 0; request < job_.size.requests; ++request) {
@@ -59,14 +66,19 @@ const Runs& Planner::runs_of(int64_t request, const Entry& entry) const {
 }
 
 void Planner::write(Table out, int64_t first, int64_t last) const {
+  if (first >= last) return;
+  PieceName name = name_piece(tables_.bounds, tables_.size.num_segments, job_.size.requests, first);
   for (int64_t i = first; i < last; ++i) {
-    const PieceName name = name_piece(tables_.bounds, tables_.size.num_segments, job_.size.requests, i);
     const Entry& entry = tables_.entries[name.entry];
     const Steps steps = steps_of(tables_.groups[entry.group]);
     const int64_t at = starts_[static_cast<size_t>(i)];
-    const Table here{out.src + at, out.dst + at, out.nbytes + at};
+    const Table here{out.src + at, out.dst + at, out.nbytes + at, out.cold};
     runs_of(name.request, entry).with_columns([&](const auto& runs) { expand(entry, steps, runs, here); });
+    if (++name.entry < tables_.bounds[name.segment + 1]) continue;
+    if (++name.request == job_.size.requests) name.request = 0, ++name.segment;
+    name.entry = tables_.bounds[name.segment];
   }
+  if (out.cold) written_past_cache();
 }
 
 }  // namespace kvplan::cpu

@@ -2,14 +2,14 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "../job.h"
+#include "blocks.h"
 
 namespace kvplan::cpu {
 
-// A borrowed list of page ids, int32 or int64.
+// A borrowed list of page ids, int32 or int64. Nobody may write it meanwhile: what is checked is what is used.
 struct PageList {
   const void* data = nullptr;
   int64_t size = 0;
@@ -33,7 +33,7 @@ struct RunColumns {
 class Runs {
  public:
   Runs(int64_t capacity, int64_t pairs, bool narrow)
-      : words_(new int64_t[narrow ? (3 * capacity + 1) / 2 : 3 * capacity]),
+      : words_(static_cast<size_t>(narrow ? (3 * capacity + 1) / 2 : 3 * capacity)),
         capacity_(capacity),
         pairs_(pairs),
         narrow_(narrow) {}
@@ -47,17 +47,17 @@ class Runs {
   template <class Body>
   void fill(Body body) {
     const auto call = [&](auto* src) { return body(src, src + capacity_, src + 2 * capacity_); };
-    size_ = narrow_ ? call(reinterpret_cast<uint32_t*>(words_.get())) : call(words_.get());
+    size_ = narrow_ ? call(reinterpret_cast<uint32_t*>(words_.words())) : call(words_.words());
   }
 
  private:
   template <class Index>
   RunColumns<Index> columns() const {
-    const auto* src = reinterpret_cast<const Index*>(words_.get());
+    const auto* src = reinterpret_cast<const Index*>(words_.words());
     return {src, src + capacity_, src + 2 * capacity_, size_, pairs_};
   }
 
-  std::unique_ptr<int64_t[]> words_;
+  Scratch words_;
   int64_t capacity_, pairs_;
   bool narrow_;
   int64_t size_ = 0;
@@ -68,6 +68,7 @@ struct Table {
   uint64_t* src;
   uint64_t* dst;
   uint64_t* nbytes;
+  bool cold = false;  // not in the cache: to be written past it
 };
 
 // Calls `body` with a typed pointer to the ids of `list`.
@@ -79,14 +80,20 @@ auto with_ids(const PageList& list, Body body) {
 // pages.cpp -----------------------------------------------------------------------------------------------------------
 
 // Page ids of a request from its token slots: slots[i * page_size] / page_size for each page, -1 for a negative slot. A
-// page's slots must be aligned and consecutive. Returns the position of the first slot that is not, or -1.
+// page's slots must be aligned and consecutive. Returns the position of the first slot that is not, or -1. Slots may be
+// written meanwhile.
 int64_t page_indices(const PageList& slots, int64_t page_size, int64_t* pages);
+
+// Copies ids as int32, each read once; false where one does not fit. All that follows then reads half as much.
+bool narrow_ids(const int64_t* ids, int64_t n, int32_t* out);
 
 // kSrcRange / kDstRange for the first id outside [0, limit).
 Status check_range(const PageList& pages, int64_t limit, Code code);
 
+// distinct.cpp --------------------------------------------------------------------------------------------------------
+
 // kDstTwice for the first id seen before, in the same list or an earlier one; `request` is the list's number. All ids are
-// in [0, limit). Extra memory: 512 KiB, or 8 bytes an id.
+// in [0, limit). Extra memory: 512 KiB, or 16 bytes an id.
 Status check_distinct(const std::vector<PageList>& lists, int64_t limit);
 
 // runs.cpp ------------------------------------------------------------------------------------------------------------
@@ -106,7 +113,8 @@ int64_t count_descriptors(const Entry& entry, const Steps& steps, const RunColum
   return moves_runs_whole(entry, steps) ? runs.size : runs.pairs;
 }
 
-// Writes the descriptors at out[0 ...]. No address passes 64 bits; see address_fits.
+// Writes the descriptors at out[0 ...]. No address passes 64 bits; see address_fits. Behind the last into a cold table
+// there must be a written_past_cache().
 void expand(const Entry& entry, const Steps& steps, const RunColumns<uint32_t>& runs, Table out);
 void expand(const Entry& entry, const Steps& steps, const RunColumns<int64_t>& runs, Table out);
 
@@ -120,6 +128,9 @@ Status check_entries(const Tables& tables, bool* narrow);
 Status prepare(const Tables& tables, const Window* windows, int64_t requests, int64_t num_pages,
                std::vector<int64_t>* job, bool* narrow);
 
+// Whether a job, whose sizes are right, leads nowhere but into its page ids: its lists and checks are what is left to see.
+bool job_fits(const Tables& tables, const Job& job);
+
 // plan.cpp ------------------------------------------------------------------------------------------------------------
 
 // Plans a job in two steps, so that the caller can allocate the result in between.
@@ -129,7 +140,7 @@ class Planner {
   Planner(const Tables& tables, const Job& job, PageList pages, bool narrow)
       : tables_(tables), job_(job), pages_(pages), narrow_(narrow) {}
   Status prepare();  // checks the page ids; all but the table, which takes `offsets().back()` descriptors
-  // The table is written piece by piece, in any order or at once.
+  // The table is written piece by piece, in any order or at once. Pieces are numbered as name_piece says.
   int64_t pieces() const { return job_.size.pieces; }
   void write(Table out, int64_t first, int64_t last) const;
   // [segments * requests + 1]: where the descriptors of each segment begin, and within it of each request.

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from ..errors import shown
 from . import schemas as _schemas  # noqa: F401  # defines the ops
+from .backend import EXTENSION
 
 SIZES = 9  # words of struct JobSize (csrc/job.h), with which a job begins
 
@@ -73,7 +75,8 @@ def plan_(
 
     Args:
         tables: int64 [T], the tables of a Pairing, on the device of `pages`.
-        job: int64 [J], from `prepare`, on that device. Its contents are believed.
+        job: int64 [J], from `prepare`, on that device. On a GPU its contents are believed; on the CPU a job that leads
+            outside of `pages` is refused, as kJob.
         pages: int32 or int64 [P], the page lists of all requests behind one another, as the windows say.
         sizes: the first SIZES words of the job, on the host.
         table: int64 [3, room], written: descriptors 0 to N - 1; what lies behind them stays as it is. On the device, or
@@ -224,6 +227,33 @@ def first_collision(ranges: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         RuntimeError: `others` are not so, or a tensor is of another form.
     """
     return _first_collision(ranges, others)
+
+
+_MOST_THREADS = 1024
+_num_threads = 1
+
+
+def set_num_threads(threads: int) -> None:
+    """How many threads may write the table of a plan on the CPU, the calling one included; 1 by default.
+
+    `plan` and `plan_` use more than one where a table has more than 32 MB, and no other op does. The threads are
+    kvplan's own. The calling thread works too, and waits only for work that another thread has begun: where all cores
+    are busy, a thread that was woken may not run for milliseconds.
+
+    Raises:
+        ValueError: `threads` is not an integer from 1 to 1,024.
+    """
+    global _num_threads
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
+        raise ValueError(f"threads is {shown(threads)}; it must be an integer from 1 to {_MOST_THREADS}")
+    if EXTENSION.exists():
+        torch.ops.kvplan.set_num_threads(threads)
+    _num_threads = threads
+
+
+def get_num_threads() -> int:
+    """What `set_num_threads` was called with last; 1 before."""
+    return _num_threads
 
 
 def _signed(address: int) -> int:

@@ -19,6 +19,7 @@ _SCHEMAS = {
     "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written, SymInt[] homes) -> ()": _TAGS,
     "first_collision(Tensor ranges, Tensor others) -> Tensor": _TAGS,
     "load_kernels(Tensor image) -> ()": _TAGS,
+    "set_num_threads(int threads) -> ()": _TAGS,
 }
 
 _library = torch.library.Library("kvplan", "DEF")

@@ -1,6 +1,6 @@
 """The ops on words that no layout gives: refused or right, and never a step outside. Run by tests/test_sanitizers.py.
 
-A job is believed (see `ops.plan_`), and so are the addresses that `copy_` gets. All else is not.
+The addresses that `copy_` gets are believed. All else is not.
 """
 
 from __future__ import annotations
@@ -111,6 +111,9 @@ def test_plans(data):
     assert told[0] == info[0] or told[0] == 12
     if told[0] == 0:
         assert torch.equal(told, info) and torch.equal(again[:, : table.shape[1]], table)
+    job[draw(st.integers(ops.SIZES, len(job) - 1))] = draw(SIGNED | st.integers(0, 9))
+    with REFUSED:
+        ops.plan_(made, job, pages, job[: ops.SIZES].tolist(), again, told)
 
 
 def test_the_last_token_there_can_be():
