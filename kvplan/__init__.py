@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import engines, ops
     from .errors import LayoutError, PairingError, PlanError, TransferError, TransferTimeout
     from .layout import Heads, Interleave, Layout, Memory, Region, deepseek_v4, mha, mla
+    from .ops import get_num_threads, set_num_threads
     from .planning import Pairing, Plan, Request, Segment, execute, pair
 
 __version__ = "0.1.0"
@@ -35,14 +36,16 @@ __all__ = [
     "deepseek_v4",
     "engines",
     "execute",
+    "get_num_threads",
     "mha",
     "mla",
     "ops",
     "pair",
+    "set_num_threads",
 ]
 
 # The floors that public names come from, lowest first.
-_FLOORS = ("errors", "layout", "planning")
+_FLOORS = ("errors", "ops", "layout", "planning")
 
 
 def __getattr__(name: str) -> Any:

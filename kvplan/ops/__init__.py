@@ -6,7 +6,20 @@ trace under `torch.compile(fullgraph=True)` and capture into a CUDA graph. `kvpl
 """
 
 from . import backend
-from .calls import SIZES, check_pages, copy_, expand, find_runs, first_collision, page_indices, plan, plan_, prepare
+from .calls import (
+    SIZES,
+    check_pages,
+    copy_,
+    expand,
+    find_runs,
+    first_collision,
+    get_num_threads,
+    page_indices,
+    plan,
+    plan_,
+    prepare,
+    set_num_threads,
+)
 
 EXTENSION = backend.EXTENSION
 
@@ -19,10 +32,12 @@ __all__ = [
     "expand",
     "find_runs",
     "first_collision",
+    "get_num_threads",
     "page_indices",
     "plan",
     "plan_",
     "prepare",
+    "set_num_threads",
 ]
 
 backend.register(EXTENSION)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.soak.soak import FAULTS, Soak, Wrong
+
+ROUND_S = 150  # more than any round may take
 
 
 def main() -> int:
@@ -28,13 +32,17 @@ def main() -> int:
         soak = Soak(arguments.engine, Path(folder), arguments.seed, arguments.lie)
         try:
             for number in range(1, arguments.faults + 1):
+                faulthandler.dump_traceback_later(ROUND_S, exit=True)  # shows where it stands still
                 soak.round()
                 if number % 25 == 0 or number == arguments.faults:
                     said = ", ".join(f"{count} {name}" for name, count in soak.counts.items())
                     print(f"{time.monotonic() - begun:6.1f} s: {number} faults; {said}", flush=True)
+            faulthandler.cancel_dump_traceback_later()
             soak.close()
-        except Wrong as error:
-            print(f"WRONG after {time.monotonic() - begun:.1f} s, seed {arguments.seed}: {error}", flush=True)
+        except Exception as error:  # whatever it is: no process may stay behind, stopped
+            print(f"WRONG after {time.monotonic() - begun:.1f} s, seed {arguments.seed}: {error!r}", flush=True)
+            if not isinstance(error, Wrong):
+                traceback.print_exc()
             soak.stop()
             return 1
     print("No byte changed after its transfer was called settled.")
