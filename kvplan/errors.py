@@ -63,9 +63,14 @@ def clipped(text: str, most: int = 64) -> str:
     return ascii(text if len(text) <= most else f"{text[:most]}...")[1:-1]
 
 
-def listed(names: Iterable[object], most: int = 5) -> str:
-    """Names for a message: each clipped, and no more than `most` of them."""
-    every = [clipped(str(name)) for name in names]
+def quoted(name: str) -> str:
+    """The name of a region or space, for a message: it may be a peer's choice, up to 256 characters of any script."""
+    return f"'{clipped(name)}'"
+
+
+def listed(names: Iterable[object], most: int = 5, *, show: Callable[[str], str] = clipped) -> str:
+    """Names for a message: each clipped (or `quoted`), and no more than `most` of them."""
+    every = [show(str(name)) for name in names]
     rest = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + rest
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvplan
-from kvplan import Heads, Interleave, Layout, LayoutError, Memory, PlanError, Region, Request, pair
+from kvplan import Heads, Interleave, Layout, LayoutError, Memory, PairingError, PlanError, Region, Request, pair
 
 SRC = Layout([Region("c4", 0, 1 << 20, 100, 16), Region("idx", 0, 1 << 24, 10, 16, memory=Memory.VRAM(0))], page_size=4)
 DST = Layout(
@@ -406,3 +406,43 @@ def test_shares_of_any_two_interleaves_meet_where_arithmetic_says(here, there):
         ]
         rows = [(src + k, dst + k) for src, dst, count in got for k in range(count)]
         assert rows == [(q // here, q // there) for q in meet]
+
+
+def test_names_that_a_peer_chose_stay_short_in_messages():
+    """A name has up to 256 characters of any script, and a peer may declare 65,536 regions, each with a space."""
+    many = 300
+
+    def layout(base, space, pages=10, tokens=4):
+        regions = [
+            Region(chr(0x4E00 + k) * 256, k, base + (k << 12), 64, pages, space=space(k), tokens=tokens)
+            for k in range(many)
+        ]
+        return Layout(regions, page_size=tokens)
+
+    src, dst = layout(1 << 40, lambda k: "s"), layout(1 << 44, lambda k: chr(0x5E00 + k) * 256)
+    made = pair(src, dst)
+    lists = {space: [1] for space in dst.spaces}
+    mixed = layout(1 << 48, lambda k: str(k % 2) * 256)
+    for refused in (
+        lambda: made.plan([1], [1]),
+        lambda: made.plan([1], {}),
+        lambda: made.plan([1], {**lists, "x" * 10_000: [1]}),
+        lambda: made.plan([99], lists),
+        lambda: made.plan([1], {**lists, dst.spaces[0]: [1, 2]}),
+        lambda: made.plan([1], {**lists, dst.spaces[7]: [None]}),
+        lambda: made.plan({space: [1] for space in dst.spaces[1:]}, lists),
+        lambda: pair(mixed, dst).plan([1], lists),
+        lambda: pair(mixed, layout(1 << 52, lambda k: "one")),
+        lambda: pair(src, layout(1 << 52, lambda k: "one", tokens=8)),
+        lambda: pair(src, Layout(dst.regions[1:], page_size=4)),
+        lambda: Layout([*src.regions, src.regions[0]], page_size=4),
+        lambda: Region("n" * 256, 0, -1, 64, 1),
+        lambda: Layout([Region("n" * 256, 0, 0, 64, 1, tokens=5, rows=2)], page_size=4),
+    ):
+        with pytest.raises((PlanError, PairingError, LayoutError)) as error:
+            refused()
+        text = str(error.value)
+        assert len(text) < 2500 and text.isascii(), text
+        assert max(len(part) for part in text.replace("\\u", " ").split()) < 100
+    for told in (repr(made), repr(dst), repr(src)):
+        assert len(told) < 3000 and told.isascii()

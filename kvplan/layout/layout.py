@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..errors import LayoutError, shown
+from ..errors import LayoutError, listed, quoted, shown
 from . import wire
 from .region import INT64_END, Memory, Region, integer
 
@@ -39,13 +39,13 @@ class Layout:
             first = tokens.setdefault(region.space, region)
             if first.tokens != region.tokens:
                 raise LayoutError(
-                    f"space {region.space!r}: {first} covers {first.tokens} tokens a page and {region} covers "
+                    f"space {quoted(region.space)}: {first} covers {first.tokens} tokens a page and {region} covers "
                     f"{region.tokens}; one space has one page table"
                 )
         self.spaces: tuple[str, ...] = tuple(tokens)
 
     def __repr__(self) -> str:
-        return f"Layout({len(self.regions)} regions, page_size={self.page_size}, spaces={self.spaces})"
+        return f"Layout({len(self.regions)} regions, page_size={self.page_size}, spaces: {listed(self.spaces)})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..errors import LayoutError, shown
+from ..errors import LayoutError, clipped, shown
 
 if TYPE_CHECKING:
     import torch
@@ -137,7 +137,9 @@ class Region:
             value = getattr(self, field)
             if not isinstance(value, kind) and (value is not None or field == "memory"):
                 names = ", ".join(f.name for f in dataclasses.fields(kind))
-                raise LayoutError(f"region {self.name}: {field} must be a {kind.__name__}({names}), not {shown(value)}")
+                raise LayoutError(
+                    f"region {clipped(self.name)}: {field} must be a {kind.__name__}({names}), not {shown(value)}"
+                )
         if self.page_stride is None:
             object.__setattr__(self, "page_stride", self.page_bytes)
         self._set("layer", -INT64_END)
@@ -156,11 +158,11 @@ class Region:
 
     def _set(self, field: str, low: int, end: int = INT64_END) -> None:
         # `layer` comes first, and is no part of a message before it has been checked.
-        what = f"region {self.name}: layer" if field == "layer" else f"{self}: {field}"
+        what = f"region {clipped(self.name)}: layer" if field == "layer" else f"{self}: {field}"
         object.__setattr__(self, field, integer(getattr(self, field), what, low, end))
 
     def __str__(self) -> str:
-        return f"region {self.name} layer {self.layer}"
+        return f"region {clipped(self.name)} layer {self.layer}"
 
     @property
     def key(self) -> tuple[str, int]:

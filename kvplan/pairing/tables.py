@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import PairingError
+from ..errors import PairingError, listed, quoted
 from ..layout import Layout, Memory, Region
 from ..ops.backend import send
 from .match import Slice
@@ -118,9 +118,7 @@ class PairingTables:
         return compression == source.tokens == destination.tokens and source.heads == destination.heads
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({len(self.entries)} entries, {len(self.groups)} groups, spaces={self.space_names})"
-        )
+        return f"{type(self).__name__}({len(self.entries)} entries, {len(self.groups)} groups, spaces: {listed(self.space_names)})"
 
 
 def _flat(rows: Iterable[Iterable[Any]]) -> Iterable[Any]:
@@ -133,11 +131,11 @@ def _check_one_source_list(space: str, sources: Sequence[Region]) -> None:
     for region in sources:
         if region.space != first.space:
             raise PairingError(
-                f"space {space!r}: source {first} is numbered by space {first.space!r}, {region} by "
-                f"{region.space!r}; a destination space takes one list of source pages"
+                f"space {quoted(space)}: source {first} is numbered by space {quoted(first.space)}, {region} by "
+                f"{quoted(region.space)}; a destination space takes one list of source pages"
             )
         if region.tokens != first.tokens:
             raise PairingError(
-                f"space {space!r}: source {first} covers {first.tokens} tokens a page and {region} "
+                f"space {quoted(space)}: source {first} covers {first.tokens} tokens a page and {region} "
                 f"{region.tokens}; a destination space takes one list of source pages"
             )

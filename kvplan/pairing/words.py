@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import clipped, quoted
 from ..layout import Region
 from .tables import PairingTables
 
@@ -28,7 +29,7 @@ def _rule(pairing: PairingTables, number: int, entry: list[int]) -> tuple[str, .
     merged = f", {len(regions)} regions side by side in memory moved as one" if len(regions) > 1 else ""
     rule = "whole pages" if pairing.whole(number) else _row_rule(*regions[0])
     names = ", ".join(dict.fromkeys(source.name for source, _ in regions))
-    spaces = f"space {regions[0][0].space!r} -> {regions[0][1].space!r}"
+    spaces = f"space {quoted(regions[0][0].space)} -> {quoted(regions[0][1].space)}"
     return (
         f"group {group}",
         names,
@@ -47,7 +48,7 @@ def _names(regions: list[Region]) -> str:
     layers: dict[str, list[int]] = {}
     for region in regions:
         layers.setdefault(region.name, []).append(region.layer)
-    return ", ".join(f"{name} layer {ranges(sorted(found))}" for name, found in layers.items())
+    return ", ".join(f"{clipped(name)} layer {ranges(sorted(found))}" for name, found in layers.items())
 
 
 def ranges(numbers: list[int]) -> str:

@@ -67,10 +67,13 @@ class Planner:
         self._told = torch.empty(words, dtype=torch.int64, pin_memory=gpu)
 
     def run(self) -> DevicePlan:
-        """Plan what the lists hold now. The plan is valid until the next run.
+        """Plan what the lists hold now.
 
-        One that is returned while a graph is captured is, whenever it is read, that of the last replay on the stream
-        that is current then.
+        Each run (or graph replay) reads the page ids again and overwrites the previous plan. Wait for the previous
+        plan's transfers first. (`Engine.submit` copies a plan, so a submitted one is safe.)
+
+        A plan that is returned while a graph is captured shows, whenever it is read, the last replay on the stream that
+        is current then.
         """
         captures = self._captures()
         if self._ready is not None and not captures:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import PlanError
+from ..errors import PlanError, quoted
 from ..pairing import PairingTables
 
 
@@ -19,7 +19,7 @@ def refusal(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray, win
 
 def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray, windows: Sequence[int]) -> PlanError:
     code, request, space, position, value = facts[:5]
-    where = f"space {pairing.space_names[space]!r}"
+    where = f"space {quoted(pairing.space_names[space])}"
     source, destination = pairing.narrowest[space]
     src_tokens, dst_tokens = source.tokens, destination.tokens
     at = 7 * (request * len(pairing.space_names) + space)

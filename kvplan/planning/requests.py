@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import PlanError, shown
+from ..errors import PlanError, listed, quoted, shown
 from ..pairing import PairingTables
 from .pages import PAGE_TYPES, as_pages
 from .plan import Request
@@ -79,7 +79,7 @@ class PageLists:
             except KeyError:
                 _check_spaces(pairing, dst_pages, "dst_pages")
                 raise PlanError(
-                    f"dst_pages lacks space {space!r}, whose pages hold {pairing.destination(space)}"
+                    f"dst_pages lacks space {quoted(space)}, whose pages hold {pairing.destination(space)}"
                 ) from None
             if named is not None and space in named:
                 source, times = self._append(named[space], "src_pages", space), _WHOLE
@@ -96,7 +96,7 @@ class PageLists:
         if type(pages) is np.ndarray and pages.ndim == 1 and pages.dtype in PAGE_TYPES:
             array = pages  # by far the most common
         else:
-            array = as_pages(pages, what if space is None else f"{what}[{space!r}]", on_device=True)
+            array = as_pages(pages, what if space is None else f"{what}[{quoted(space)}]", on_device=True)
             if isinstance(array, torch.Tensor):
                 if self.device not in (None, array.device):
                     raise PlanError(f"{what} is on {array.device}, another list on {self.device}")
@@ -140,13 +140,15 @@ def _one_space(pairing: PairingTables, dst_pages: Any) -> dict[str, Any]:
         return dict(dst_pages)
     spaces = pairing.dst.spaces
     if len(spaces) != 1:
-        raise PlanError(f"dst_pages is one list, but the destination has the spaces {spaces}: give a list for each")
+        raise PlanError(
+            f"dst_pages is one list, but the destination has the spaces {listed(spaces, show=quoted)}: give a list for each"
+        )
     return {spaces[0]: dst_pages}
 
 
 def _for_others(named: Mapping[Any, Any], space: str) -> Any:
     if None not in named:
-        raise PlanError(f"src_pages lacks space {space!r}, and gives no list for all others under None")
+        raise PlanError(f"src_pages lacks space {quoted(space)}, and gives no list for all others under None")
     return named[None]
 
 
@@ -154,7 +156,9 @@ def _check_spaces(pairing: PairingTables, given: Collection[Any], what: str) -> 
     unknown = sorted(shown(space) for space in given if space not in pairing.dst_spaces)
     if unknown:
         named = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
-        raise PlanError(f"{what} names {named}; the destination has the spaces {pairing.dst.spaces}")
+        raise PlanError(
+            f"{what} names {named}; the destination has the spaces {listed(pairing.dst.spaces, show=quoted)}"
+        )
 
 
 def _check_one_numbering(pairing: PairingTables, named: Any) -> None:
@@ -162,7 +166,7 @@ def _check_one_numbering(pairing: PairingTables, named: Any) -> None:
     if len(set(numbered.values())) > 1:
         raise PlanError(
             f"one source list serves destination spaces whose source pages are numbered by different spaces "
-            f"({numbered}): give src_pages by name"
+            f"({listed(f'{name} by {space}' for name, space in numbered.items())}): give src_pages by name"
         )
 
 
@@ -170,8 +174,8 @@ def _check_one_meaning(pairing: PairingTables, named: Any) -> None:
     tokens = {name: count for name, count in pairing.src_tokens.items() if name not in named}
     if len(set(tokens.values())) > 1:
         raise PlanError(
-            f"one source list serves spaces whose source pages cover unequal numbers of tokens ({tokens}): give "
-            f"num_tokens, or the lists by name"
+            f"one source list serves spaces whose source pages cover unequal numbers of tokens "
+            f"({listed(f'{name}: {count}' for name, count in tokens.items())}): give num_tokens, or the lists by name"
         )
 
 
