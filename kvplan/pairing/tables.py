@@ -118,7 +118,8 @@ class PairingTables:
         return compression == source.tokens == destination.tokens and source.heads == destination.heads
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.entries)} entries, {len(self.groups)} groups, spaces: {listed(self.space_names)})"
+        sizes = f"{len(self.entries)} entries, {len(self.groups)} groups"
+        return f"{type(self).__name__}({sizes}, spaces: {listed(self.space_names)})"
 
 
 def _flat(rows: Iterable[Iterable[Any]]) -> Iterable[Any]:

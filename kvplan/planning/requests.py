@@ -140,9 +140,8 @@ def _one_space(pairing: PairingTables, dst_pages: Any) -> dict[str, Any]:
         return dict(dst_pages)
     spaces = pairing.dst.spaces
     if len(spaces) != 1:
-        raise PlanError(
-            f"dst_pages is one list, but the destination has the spaces {listed(spaces, show=quoted)}: give a list for each"
-        )
+        named = listed(spaces, show=quoted)
+        raise PlanError(f"dst_pages is one list, but the destination has the spaces {named}: give a list for each")
     return {spaces[0]: dst_pages}
 
 
