@@ -87,13 +87,13 @@ enum class Code : int64_t {
   kSrcLength = 4,       // value: pages needed; position: pages given
   kDstLength = 5,       // value: pages needed exactly; position: pages given
   kDstCover = 6,        // value: pages needed at least; position: pages given
-  kDstStart = 7,        // value: dst_start, which lies behind src_start, position
+  kDstStart = 7,        // value: dst_start, which is greater than src_start, position
   kAlignment = 8,       // value: what src_start - dst_start must be a multiple of; position: group
   kSrcVirtual = 9,      // value: what src_start must be a multiple of; position: it
   kDstVirtual = 10,     // value: what dst_start must be a multiple of; position: it
   kOverflow = 11,       // position: group or entry; value: 0
   kRoom = 12,           // value: descriptors there are; position: descriptors there is room for
-  kJob = 13,            // tables, job, pages and outputs of a planning op do not belong together
+  kJob = 13,            // tables, job, pages and outputs of a planning op were not made for one call
 };
 
 // In place of the position of a bad slot: the request names no row of the table, or more tokens than a row has.

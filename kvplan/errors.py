@@ -32,7 +32,7 @@ class TransferError(RuntimeError):
 
     Attributes:
         peer: session of the peer, or None.
-        failed: range of descriptor numbers, in plan order, that did not surely arrive; or None where nothing was sent.
+        failed: numbers, in plan order, of the descriptors not confirmed to have arrived; None where nothing was sent.
         code: what the engine returned, or None.
         settled: True when it is known that no write of this transfer can still be outstanding, False when one may be
             (see `Transfer.settle`). Until it is True the pages on both sides must be neither reused nor freed.

@@ -102,8 +102,8 @@ class _Collector:
     def _families(self) -> tuple[Counts, Counts, Counts, GaugeMetricFamily]:
         labels = ["engine", "peer"]
         return (
-            CounterMetricFamily("kvplan_transferred_bytes", "Bytes that surely arrived", labels=labels),
-            CounterMetricFamily("kvplan_transferred_descriptors", "Descriptors that surely arrived", labels=labels),
+            CounterMetricFamily("kvplan_transferred_bytes", "Bytes that arrived", labels=labels),
+            CounterMetricFamily("kvplan_transferred_descriptors", "Descriptors that arrived", labels=labels),
             CounterMetricFamily("kvplan_transfers", "Transfers by their end", labels=[*labels, "end"]),
             GaugeMetricFamily("kvplan_transfers_now", "Transfers by their state", labels=[*labels, "state"]),
         )

@@ -84,7 +84,7 @@ def test_a_refused_plan_raises_when_it_is_read_and_moves_nothing():
 
 
 def test_lengths_are_refused_before_anything_runs():
-    with pytest.raises(PlanError, match="request 1: space 'host': length of the destination list is 1"):
+    with pytest.raises(PlanError, match="request 1: space 'host': the length of the destination list is 1"):
         made = pairing()
         made.planner(
             [Request([], {"host": [], "device": []}), Request([1, 2], {"host": [1], "device": [3, 4]})], device="cpu"

@@ -317,7 +317,7 @@ def test_a_cancelled_transfer_is_unsettled_until_its_call_has_ended(sides):
         assert sides.engine.stats().unsettled == 1
         with pytest.raises(RuntimeError, match="under way"):
             sides.engine.unregister(sides.layout)
-        with pytest.raises(PlanError, match="meets the transfer 'request 5'.*cancelled and is not settled"):
+        with pytest.raises(PlanError, match="conflicts with the transfer 'request 5'.*cancelled and is not settled"):
             sides.engine.submit(plan, sides.peer)
     assert first.settle(20) is True and first.unsettled is None and first.arrived == len(plan)
     assert sides.engine.stats().unsettled == 0
@@ -366,7 +366,7 @@ def test_unregistered_destination_is_a_transfer_error(sides):
         # What it had queued may be sent now, since the peer takes it again. That this is over shows in a later arrival:
         # a fence behind it, which the peer takes at any time.
         assert (
-            settled or "has not taken a fence" in transfer.unsettled or "does not arrive either" in transfer.unsettled
+            settled or "not received the fence" in transfer.unsettled or "does not arrive either" in transfer.unsettled
         )
         assert transfer.settle(20) is True
         after = sides.dst.copy()

@@ -60,7 +60,11 @@ def test_destinations_without_a_source_are_left_alone():
     [
         ({"page_bytes": 64}, {"page_bytes": 128}, "4 bytes a row .* 8 for"),
         ({"rows": 4}, {"rows": 8}, "stands for 4 tokens, a destination row for 2"),
-        ({"row_bytes": 0, "page_bytes": 65}, {"page_bytes": 130, "tokens": 32, "row_bytes": 0}, "cannot be told apart"),
+        (
+            {"row_bytes": 0, "page_bytes": 65},
+            {"page_bytes": 130, "tokens": 32, "row_bytes": 0},
+            "row of the source is unknown",
+        ),
         ({"heads": Heads(0, 1, 2)}, {"heads": Heads(0, 1, 4)}, "counts 2 heads in all, destination 4"),
         ({"heads": Heads(0, 1, 2)}, {"heads": Heads(0, 2, 2)}, "bytes a row for 1 heads"),
         ({"interleave": Interleave(2, 0), "rows": 4}, {"rows": 16}, "stands for"),
@@ -186,7 +190,7 @@ def test_one_source_list_serves_one_numbering_only():
     dst = layout(region("a", 0, 1 << 20, space="host"), region("b", 0, 1 << 21))
     pairing = pair(src, dst)
     lists = {"host": [2, 3], "device": [0, 1]}
-    with pytest.raises(PlanError, match="numbered by different spaces"):
+    with pytest.raises(PlanError, match="read from different source spaces"):
         pairing.plan([0, 1], lists)
     assert len(pairing.plan({"host": [0, 1], "device": [4, 5]}, lists)) == 2
     assert len(pairing.plan({"host": [0, 1], None: [4, 5]}, lists)) == 2

@@ -114,13 +114,13 @@ def test_what_is_no_list_of_page_ids_is_refused(bad, text):
         ([3, 4], {"host": [0, 12], "device": [0, 1]}, {}, "'host': destination page id 12 at position 1 .*c4 layer 0.*0 to 11"),
         ([3, 4], {"host": [0, 11], "device": [9, 1]}, {}, "'device': destination page id 9 at position 0 .*idx layer 0.*0 to 8"),
         ([3, 4, 5], {"host": [7, 1, 7], "device": [0, 1, 2]}, {}, "'host': destination page 7 is given twice, at positions 0 and 2"),
-        ([3, 4], {"host": [0, 1, 2], "device": [0, 1]}, {}, "'host': length of the destination list is 3 .* exactly 2 "),
-        ([3, 4], {"host": [0, 1], "device": []}, {}, "'device': length of the destination list is 0"),
-        ([], {"host": [0], "device": [0]}, {}, "'host': length of the destination list is 1 .* exactly 0"),
+        ([3, 4], {"host": [0, 1, 2], "device": [0, 1]}, {}, "'host': the length of the destination list is 3 .* exactly 2 "),
+        ([3, 4], {"host": [0, 1], "device": []}, {}, "'device': the length of the destination list is 0"),
+        ([], {"host": [0], "device": [0]}, {}, "'host': the length of the destination list is 1 .* exactly 0"),
         ([3, 4], {"host": [0, 1], "device": [0, 1]}, {"num_tokens": 4}, "length of the source list is 2 pages, but 4 tokens take 1"),
         ([3, 4], {"host": [0, 1], "device": [0, 1]}, {"num_tokens": 9}, "length of the source list is 2 pages, but 9 tokens take 3"),
         ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 8, "dst_start": 0}, "list is 2 pages.* at least 3 .* from token 0"),
-        ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 4, "dst_start": 8}, "dst_start 8 lies behind src_start 4"),
+        ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 4, "dst_start": 8}, "dst_start 8 is greater than src_start 4"),
         ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 2, "dst_start": 0}, "src_start 2 and dst_start 0 must differ by a multiple of 4"),
         ([3], {"host": [0]}, {}, "lacks space 'device'.*idx layer 0"),
         ([3], {"host": [0], "device": [0], "hots": [0]}, {}, "names 'hots'; .*'host', 'device', 'draft'"),
@@ -183,7 +183,7 @@ def test_named_source_lists_are_free_of_positions():
         dst_start=0,
     )
     assert triples(plan) == [((1 << 20) + 300, (1 << 30) + 1100, 100), (1 << 24, (1 << 34) + 50, 30)]
-    with pytest.raises(PlanError, match="'device': length"):
+    with pytest.raises(PlanError, match="'device': the length"):
         PAIRING.plan({None: [3], "device": [0, 1, 2]}, {"host": [9], "device": [5, 6]})
 
 
@@ -225,7 +225,7 @@ def test_a_batch_is_its_requests():
         (Request([3], {"host": [3]}), "request 4: dst_pages lacks space 'device'"),
         (Request([3], {"host": [11], "device": [7]}), "request 4: .*'host'.* page 11 is given twice, at positions 2 of request 0 and 0"),
         (Request([3], {"host": [3], "device": [5]}), "request 4: .*'device'.* page 5 is given twice, at positions 1 of request 2 and 0"),
-        (Request([3], {"host": [3], "device": [7, 8]}), "request 4: .*'device': length of the destination list is 2"),
+        (Request([3], {"host": [3], "device": [7, 8]}), "request 4: .*'device': the length of the destination list is 2"),
     ],
 )  # fmt: skip
 def test_a_batch_with_one_bad_request_is_refused_whole(bad, text):

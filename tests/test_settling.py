@@ -240,7 +240,8 @@ def test_a_plan_that_meets_an_unsettled_transfer_is_refused_or_waits(in_order):
     kv = in_order.peer.layout.by_key["kv", 0]
     first = int(plan.table[1, 0]) % (1 << 64)
     message = (
-        f"meets the transfer 'r1' of 40 descriptors to {in_order.peer.session}, which has failed and is not settled: "
+        f"conflicts with the transfer 'r1' of 40 descriptors to {in_order.peer.session}, which has failed and is not "
+        f"settled: "
         f"descriptor 0 writes {first:#x} to {first + 63:#x}"
     )
     with pytest.raises(PlanError, match=message):
@@ -479,7 +480,7 @@ def test_mooncake_settles_by_fences_of_either_direction(op, tmp_path_factory):
         assert transfer.exception(20).settled is False
         sides.tell("register")
         if not transfer.settled:
-            assert transfer.settle(0.2) is False and "names no fence word" in transfer.unsettled
+            assert transfer.settle(0.2) is False and "has no fence word" in transfer.unsettled
         sides.engine.submit(sides.plan(3, first=2000)[0] if op == "write" else shifted(plan), plain, op=op).wait(20)
         assert transfer.settle(0) is True
     finally:

@@ -49,18 +49,19 @@ class Engine(Ending, Registration):
 
     session: str  #: name under which peers reach this engine; read it again after `register` and `unregister`
 
-    # What is true of a kind of engine. Nothing is read or written any more once a call has failed:
+    # Each kind of engine sets these.
+    # Whether nothing is read or written any more once a call has failed.
     _stops_on_failure: ClassVar[bool] = False
-    # what it holds for one peer goes there in order, also after a failure: a later success settles what was before:
+    # Whether it delivers to a peer in order, even after a failure: then a later success settles earlier failures.
     _in_order: bool = False
-    # for how many seconds the descriptors of a failed call are counted as still in flight:
+    # For how many seconds the descriptors of a failed call are counted as still in flight.
     _settle_s: ClassVar[float] = 0.0
-    # it can tell a peer that all has arrived:
+    # Whether it can send a peer a notice that all has arrived.
     _notifies: ClassVar[bool] = False
-    # and what holds for a transfer that may still be under way.
+    # What messages say of a failed transfer that is not settled.
     _unsettled: str = "The engine may still read and write its pages."
-    # The same for one that was only cancelled.
-    _going_on: str = "The engine goes on with what it has of it: it may still read and write its pages."
+    # What messages say of a cancelled transfer that is not settled.
+    _going_on: str = "The engine is still processing the descriptors it was given: it may read and write its pages."
 
     def __init__(self, *, max_in_flight: int | None = None) -> None:
         if max_in_flight is not None and max_in_flight < 1:
@@ -78,7 +79,7 @@ class Engine(Ending, Registration):
         # What is to be called once the lock is free: callbacks, log lines.
         self._events: collections.deque[Callable[[], object]] = collections.deque()
         self._declared: dict[str, Peer] = {}
-        self._notices = notices.Notices(self._heard)
+        self._notices = notices.Notices(self._receive_notices)
 
     # ---- what a kind of engine supplies, beside `_register` and `_unregister`
 
@@ -94,9 +95,13 @@ class Engine(Ending, Registration):
         """Refuse, by ValueError, what is no session of this kind of engine."""
         check_text(session)
 
-    def _told(self, session: str) -> str:
+    def _peer_name(self, session: str) -> str:
         """What a peer is called in messages and counts: the same for all sessions of one peer."""
         return session
+
+    def _key_of(self, session: str) -> str:
+        """What counts as one peer: its queue, and its transfers that are not settled."""
+        return self._peer_name(session)
 
     def _fence(self, session: str, op: Op) -> Plan | None:
         """One descriptor between words of the two engines, where `_in_order`; None where the session names none."""
@@ -106,7 +111,7 @@ class Engine(Ending, Registration):
         """Send a notice; only where `_notifies`."""
         raise NotImplementedError
 
-    def _heard(self) -> list[tuple[str, bytes]]:
+    def _receive_notices(self) -> list[tuple[str, bytes]]:
         """Notices that have come since the last call, each with its sender's name; only where `_notifies`."""
         raise NotImplementedError
 
@@ -132,18 +137,20 @@ class Engine(Ending, Registration):
         raises has no effect.
 
         Args:
-            plan: what goes where. Written, its source is registered here and its destination declared by the peer.
+            plan: what goes where. For op="write", the source must be registered with this engine, and the destination
+                must be in the peer's layout.
             peer: a `Peer`, or the session alone, for a plan that knows the peer's layout.
             op: "write" pushes this side's pages to the peer; "read" pulls: the plan's source is declared by the peer
                 and its destination registered here.
-            notify: 1 to 1024 bytes that the peer is told once all has arrived; it waits for them with `wait_notice`.
+            notify: 1 to 1024 bytes, sent to the peer once all has arrived. The peer waits for them with `wait_notice`.
             label: what the transfer belongs to, for messages and logs; mostly the request's id.
-            queue_behind: a plan that meets a transfer of this engine that has failed or was cancelled, and is not
-                settled, begins when that has settled; else it is refused. Two meet where one writes a byte, here or at
-                the peer, that the other reads or writes.
+            queue_behind: what to do if the plan conflicts with an unsettled transfer of this engine. True: start when
+                that transfer has settled. False: raise PlanError. Two transfers conflict if one writes a byte, here or
+                at the peer, that the other reads or writes.
 
         Raises:
-            PlanError: a descriptor is empty, or leaves what is registered; or the plan meets an unsettled transfer.
+            PlanError: a descriptor is empty, or leaves what is registered; or the plan conflicts with an unsettled
+                transfer.
             ValueError: an argument is out of its range, or the engine has no notices.
             RuntimeError: the engine is closed, or no thread can be started.
         """
@@ -175,10 +182,10 @@ class Engine(Ending, Registration):
                 other, where = next(iter(met.items()))
                 more = f" (and {len(met) - 1} more)" if len(met) > 1 else ""
                 raise PlanError(
-                    f"the plan for {clipped(transfer._key)} meets the {other._named()}{more}, which has "
+                    f"the plan for {clipped(transfer._peer_name)} conflicts with the {other._named()}{more}, which has "
                     f"{other._end} and is not settled: {where}. settle() it first, or submit with queue_behind=True"
                 )
-        self._fire()
+        self._run_callbacks()
         return transfer
 
     def _enqueue(self, transfer: Transfer, plan: Plan, behind: set[Transfer]) -> None:
@@ -231,10 +238,10 @@ class Engine(Ending, Registration):
                 except Exception as error:
                     cause = RuntimeError(f"all arrived, but the peer could not be told: {error}")
         with self._lock:
-            transfer._give_back(outcome, cause, told)
+            transfer._call_returned(outcome, cause, told)
             if self._in_order:
                 self._fences.ended(transfer, begun)
-        self._fire()
+        self._run_callbacks()
         # The engine may still hold the descriptors of a failed call: they go on counting against the limit.
         return self._settle_s if outcome.code != 0 and outcome.started else 0.0
 
@@ -256,7 +263,7 @@ class Engine(Ending, Registration):
         for observer in self._observers:
             self._events.append(functools.partial(transfer._call, observer))
 
-    def _note_end(self, transfer: Transfer) -> None:
+    def _update_settled(self, transfer: Transfer) -> None:
         """It has ended, or a call for it has, or it is settled: keep account of what may still be moving."""
         if transfer._is_fence:
             return
@@ -270,7 +277,7 @@ class Engine(Ending, Registration):
         self._unsettled_transfers.discard(transfer)
         self._waiting.settled(transfer)
 
-    def _fire(self) -> None:
+    def _run_callbacks(self) -> None:
         """Call what has been put off until the lock is free. Called without it."""
         while self._events:
             with contextlib.suppress(IndexError):  # another thread was quicker
@@ -294,7 +301,7 @@ class Engine(Ending, Registration):
         ):
             region = None if layout is None else nearest([layout], address, memory)
             names.append(f"{address:#x}" if region is None else f"{clipped(str(region))}, {memory} {address:#x}")
-        return f"; the first that did not surely arrive goes from {names[0]} to {names[1]}"
+        return f"; the first descriptor not confirmed goes from {names[0]} to {names[1]}"
 
     # ---- counts
 
@@ -345,7 +352,7 @@ class Engine(Ending, Registration):
         self.close()
 
     def __repr__(self) -> str:
-        name = clipped(self._told(self.session)) if hasattr(self, "session") else "not initialized"
+        name = clipped(self._peer_name(self.session)) if hasattr(self, "session") else "not initialized"
         return f"{type(self).__name__}('{name}')"
 
 

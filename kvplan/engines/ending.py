@@ -34,7 +34,7 @@ class Ending(abc.ABC):
     def _check_session(self, session: str) -> None: ...
 
     @abc.abstractmethod
-    def _told(self, session: str) -> str: ...
+    def _key_of(self, session: str) -> str: ...
 
     @abc.abstractmethod
     def _shut_down(self, spans: Spans) -> None:
@@ -44,14 +44,14 @@ class Ending(abc.ABC):
     def _under_way(self) -> int: ...
 
     @abc.abstractmethod
-    def _fire(self) -> None: ...
+    def _run_callbacks(self) -> None: ...
 
     def peer_ended(self, session: str) -> None:
         """Say that the process of a peer has ended, as your supervisor knows; kvplan never concludes that by itself.
 
-        Transfers to and from it that have not begun fail. Those with a call of the engine at work fail when that ends.
-        All of them, and those that failed before, settle by it: at once, or when their call has ended; only a read
-        that the engine has not done with by then waits until it has. Nothing is fenced to that peer any more.
+        Unfinished transfers with this peer fail. A write settles at once, or when its running engine call returns. A
+        read that timed out settles only when the engine has finished it. Transfers that failed earlier settle too. No
+        more fences are sent to that peer.
 
         A process that is started again may have the same session. So what is submitted to it later is not refused.
 
@@ -62,7 +62,7 @@ class Ending(abc.ABC):
             ValueError: it is no session.
         """
         self._check_session(session)
-        key = self._told(session)
+        key = self._key_of(session)
         with self._lock:
             self._fences.forget(key)
             for transfer in [t for t in self._transfers if t._key == key]:
@@ -77,7 +77,7 @@ class Ending(abc.ABC):
                 transfer._peer_gone = True
                 if not transfer._busy and (transfer.op == "write" or transfer._finished is None):
                     transfer._show_settled()
-        self._fire()
+        self._run_callbacks()
 
     def close(self, timeout: float | None = 60.0) -> None:
         """Refuse new plans, start nothing that is queued, wait for what is under way, and let the engine go.
@@ -107,7 +107,7 @@ class Ending(abc.ABC):
                 self._fences.forget()
                 for transfer in [t for t in self._transfers if not t._sent and not t.done()]:
                     transfer._close("failed", "the engine was closed before it began")
-            self._fire()
+            self._run_callbacks()
             with self._lock:
                 self._lanes.wait(lambda: not self._under_way() or self._stands_still(), left(deadline))
                 for transfer in [t for t in self._transfers if not t.done()]:
@@ -118,7 +118,7 @@ class Ending(abc.ABC):
                 busy = [transfer._named() for transfer in self._transfers if transfer._busy]
                 if over:
                     self._lanes.stop()
-            self._fire()
+            self._run_callbacks()
             if not over:
                 raise TransferTimeout(
                     f"{self!r} is closed to what is new, but calls are still at work after {timeout:g} s: "

@@ -51,7 +51,10 @@ class Fences:
     def _said(self, transfer: Transfer) -> str:
         fence = self._last.get((transfer._key, transfer.op))
         if fence is None or fence._failure is None:
-            return f"{clipped(transfer._key)} has not taken a fence behind it yet. {self._engine._unsettled}"
+            return (
+                f"{clipped(transfer._peer_name)} has not received the fence that was sent after this transfer yet. "
+                f"{self._engine._unsettled}"
+            )
         code, cause = fence._failure
         return f"a later transfer to the peer does not arrive either: the engine said {cause or code}"
 
@@ -66,8 +69,8 @@ class Fences:
         plan = engine._fence(transfer.peer, transfer.op)
         if plan is None:
             return (
-                f"the session {clipped(transfer.peer)} names no fence word of the peer's engine, so only a later "
-                f"transfer of yours that arrives can show it. {engine._unsettled}"
+                f"the session {clipped(transfer.peer)} has no fence word, so settle() cannot check; a later transfer "
+                f"of yours that arrives shows it. {engine._unsettled}"
             )
         fence = engine._make_fence(plan, transfer.peer, transfer.op)
         try:

@@ -1,4 +1,4 @@
-"""Who carries chunks: a queue for each peer, and threads that are started as calls need them.
+"""A queue for each peer, and worker threads that are started as calls need them.
 
 A peer has at most two calls of the engine at once, each in a thread of its own. There is no limit over all peers: a
 peer that hangs holds its own two threads, and no other peer waits for them. Threads are daemons; an idle one is used
@@ -37,7 +37,8 @@ class Lane:
         self.queue: collections.deque[Transfer] = collections.deque()
         self.calls = 0  # at work
         self.in_flight = 0  # descriptors
-        self.held: collections.deque[tuple[float, int]] = collections.deque()  # until when so many more count as such
+        # (time, n): n more descriptors count as in flight until then.
+        self.held: collections.deque[tuple[float, int]] = collections.deque()
         self.workers = 0
         self.changed = threading.Condition(lock)
 
@@ -58,7 +59,7 @@ class Lanes:
 
     Args:
         lock: the engine's; methods are called with it held.
-        carry: does one call, without the lock; returns for how many seconds its descriptors count on as in flight.
+        carry: does one call, without the lock; returns for how many more seconds its descriptors count as in flight.
         limit: the most descriptors in flight for one peer, or None.
         name: of the threads.
     """

@@ -1,4 +1,4 @@
-"""The engine of one process: copies between buffers that are both mapped here, with the manners of a real engine."""
+"""The engine of one process: copies between buffers mapped here, with the same checks as the network engines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LocalEngine(Engine):
     def _tell(self, session: str, notice: bytes) -> None:
         self._target(session)._inbox.append((self.session, notice))
 
-    def _heard(self) -> list[tuple[str, bytes]]:
+    def _receive_notices(self) -> list[tuple[str, bytes]]:
         return [self._inbox.popleft() for _ in range(len(self._inbox))]
 
     def _shut_down(self, spans: Spans) -> None:

@@ -67,9 +67,9 @@ class MooncakeEngine(Engine):
     # What waits behind a full queue expires after 1 s: so with 2 s between failures the queue never overflows.
     _settle_s = 2.0
     _unsettled = (
-        "Mooncake may still read and write its pages: mostly for less than 2 s after its call has ended, but what is "
-        "queued for a peer that hangs or refuses stays queued, and is sent when it no longer does. Over TCP, where the "
-        "queue is in order, settle() finds out when it is over; else it is when the peer's process has ended."
+        "Mooncake may still read and write its pages. This usually lasts less than 2 s. If the peer hangs or rejects "
+        "writes, queued data is sent once it recovers. Over TCP, settle() detects the end. Otherwise wait until the "
+        "peer's process has exited."
     )
 
     def __init__(
@@ -119,7 +119,7 @@ class MooncakeEngine(Engine):
         if not match or not 0 < int(match[2]) < 1 << 16:
             raise ValueError(f"{session!r:.80} is no session of a MooncakeEngine, which is host:port;fence=0x...")
 
-    def _told(self, session: str) -> str:
+    def _peer_name(self, session: str) -> str:
         return session.partition(";")[0]
 
     def _fence(self, session: str, op: Op) -> Plan | None:
@@ -152,7 +152,7 @@ class MooncakeEngine(Engine):
         columns = (src, dst, nbytes) if op == "write" else (dst, src, nbytes)  # memory here, memory there
         call = getattr(self._engine, f"batch_transfer_{self._calls}_{op}{'_arrays' if self._arrays else ''}")
         # Lists where they must be: given arrays, those versions take them number by number, several times slower.
-        answer = call(self._told(session), *(columns if self._arrays else [column.tolist() for column in columns]))
+        answer = call(self._peer_name(session), *(columns if self._arrays else [column.tolist() for column in columns]))
         if self._calls == "sync":
             return Outcome(answer)
         # The number of a batch, or 0 where none began. Its status may be asked for once: Mooncake crashes on a number

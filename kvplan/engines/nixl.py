@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import threading
@@ -69,15 +70,15 @@ class NixlEngine(Engine):
 
     Raises:
         ImportError: the package is missing or does not load; the message says what to install.
-        RuntimeError: there is no such back end, it did not start, or the process would end with a crash (see the text).
+        RuntimeError: there is no such back end, it did not start, or UCX would crash when the process exits, because
+            there is no RDMA device: set UCX_MODULES=^ib.
         ValueError: an argument is out of range.
     """
 
     _notifies = True
     _unsettled = (
-        "NIXL lost the connection. It reads no more pages here, but what lay in the socket of a peer that hangs is "
-        "written when it no longer does; nothing here can show that it has been. It is over when the peer says so, or "
-        "its process has ended."
+        "The connection was lost. NIXL reads no more pages here. Data already in the peer's socket may be written when "
+        "the peer resumes, which this side cannot detect. It is over when the peer says so, or its process has ended."
     )
 
     def __init__(
@@ -224,8 +225,14 @@ class NixlEngine(Engine):
         if metadata.places & self._own.places:  # what it declares would be written here, wherever that is
             raise ValueError(f"the session of {metadata.name} leads to this engine itself")
 
-    def _told(self, session: str) -> str:
+    def _peer_name(self, session: str) -> str:
         return nixl_session.name_of(session)
+
+    def _key_of(self, session: str) -> str:
+        # By its address, which stays when the peer registers more. A session of another process under this name is
+        # another peer: what is unsettled there must not stand in the way of this one's transfers.
+        address = nixl_session.parse(session, self.backend).address
+        return f"{nixl_session.name_of(session)}:{hashlib.sha256(address).hexdigest()[:16]}"
 
     def _connected(self, session: str) -> contextlib.AbstractContextManager[Loaded]:
         return self._peers.connected(nixl_session.alias_of(session), lambda: nixl_session.parse(session, self.backend))
@@ -239,7 +246,7 @@ class NixlEngine(Engine):
 
         self._using(send)
 
-    def _heard(self) -> list[tuple[str, bytes]]:
+    def _receive_notices(self) -> list[tuple[str, bytes]]:
         def hear() -> list[tuple[str, bytes]]:
             late, self._late = self._late, {}
             return [(sender, notice) for new in (late, self._new_notices()) for sender in new for notice in new[sender]]

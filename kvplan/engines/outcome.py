@@ -13,14 +13,13 @@ Op = Literal["write", "read"]
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one call of an engine ended. No exception, where its traceback would keep the engine's own objects alive.
+    """How one call of an engine ended. A value, not an exception: no traceback keeps the engine's objects alive.
 
     Args:
         code: 0, or what the engine said.
         started: False when the engine surely took nothing of it.
-        finished: for a call that was given up while the engine goes on: says True when the engine is through with it
-            and all has arrived, False while it is not, and raises RuntimeError when that can no longer be known. It is
-            called by one thread at a time.
+        finished: for a call that timed out while the engine goes on with it: a function to poll. True: all arrived.
+            False: still running. RuntimeError: it cannot be known any more. One thread calls it at a time.
     """
 
     code: Any = 0

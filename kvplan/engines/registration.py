@@ -43,7 +43,7 @@ class Registration(abc.ABC):
     def register(self, layout: Layout) -> None:
         """Register all memory of `layout`: peers may then write to it and read it, and plans may use it on this side.
 
-        Two layouts may share spans of memory, but only whole.
+        Two layouts may share a memory span only if it is the same span in both.
 
         Raises:
             LayoutError: a span overlaps a part of what is registered already.

@@ -18,7 +18,7 @@ class PeerStats:
     """Counts of one peer, or of all.
 
     Attributes:
-        bytes, descriptors: that surely arrived, a chunk at a time; from the peer as well, where transfers read.
+        bytes, descriptors: confirmed to have arrived, a chunk at a time; from the peer as well, where transfers read.
         arrived, failed, cancelled: transfers, by their end.
         in_flight: transfers with a call of the engine at work now.
         queued: transfers that have not ended, with no call at work now.
@@ -52,11 +52,11 @@ class Counters:
     def moved(self, transfer: Transfer) -> None:
         """The chunk that it had last has arrived."""
         if transfer._last is not None and not transfer._is_fence:
-            self._add(transfer._key, bytes=transfer._last.total_bytes, descriptors=len(transfer._last))
+            self._add(transfer._peer_name, bytes=transfer._last.total_bytes, descriptors=len(transfer._last))
 
     def ended(self, transfer: Transfer) -> None:
         assert transfer._end is not None
-        self._add(transfer._key, **{transfer._end: 1})
+        self._add(transfer._peer_name, **{transfer._end: 1})
 
     def _add(self, key: str, **counts: int) -> None:
         peer = self._peers.setdefault(key, collections.Counter())
@@ -71,8 +71,8 @@ class Counters:
         peers = {key: collections.Counter(counter) for key, counter in self._peers.items()}
         total = collections.Counter(self._all)
         for names in (
-            ((t._key, "in_flight" if t._busy else "queued") for t in transfers),
-            ((t._key, "unsettled") for t in unsettled),
+            ((t._peer_name, "in_flight" if t._busy else "queued") for t in transfers),
+            ((t._peer_name, "unsettled") for t in unsettled),
         ):
             for key, name in names:
                 total[name] += 1

@@ -50,7 +50,8 @@ class Transfer:
         self.times = Times(time.monotonic())
         self.unsettled: str | None = None
         self._engine = engine
-        self._key = engine._told(session)
+        self._key = engine._key_of(session)
+        self._peer_name = engine._peer_name(session)
         self._notify = notify  # still to be told to the peer
         self._chunks: Iterator[Plan] = engine._chunks(plan) if self.descriptors else iter([plan] if notify else [])
         self._next: Plan | None = next(self._chunks, None)
@@ -65,7 +66,7 @@ class Transfer:
         self._finished: Callable[[], bool] | None = None  # of an `Outcome`
         self._asking = False  # a thread is within it
         self._ended = 0.0  # when the call that failed did
-        self._shown = False  # that it is settled
+        self._known_settled = False  # that it is settled
         self._peer_gone = False
         self._behind: set[Transfer] | None = None  # unsettled transfers that it is queued behind
         self._is_fence = False
@@ -77,7 +78,7 @@ class Transfer:
 
     @property
     def arrived(self) -> int:
-        """Descriptors that surely arrived: those of the plan before this number.
+        """Descriptors confirmed to have arrived: those of the plan before this number.
 
         It grows by a chunk at a time, when the engine's call for it has ended: at most `Engine.max_in_flight`
         descriptors; the whole plan where that is None.
@@ -105,7 +106,7 @@ class Transfer:
             rest = "" if self._end is None or self._is_settled else ", not settled"
             return (
                 f"<Transfer{_labelled(self.label)} {self.state}: {self._arrived} of {self.descriptors} descriptors, "
-                f"{self.nbytes} bytes, {'to' if self.op == 'write' else 'from'} {clipped(self._key)}{rest}>"
+                f"{self.nbytes} bytes, {'to' if self.op == 'write' else 'from'} {clipped(self._peer_name)}{rest}>"
             )
 
     # ---- the end
@@ -164,7 +165,7 @@ class Transfer:
         with self._changed:
             if self._end is None:
                 self._close("cancelled", "it was cancelled")
-        self._engine._fire()
+        self._engine._run_callbacks()
         return self._end == "cancelled"
 
     def add_done_callback(self, call: Callable[[Transfer], object]) -> None:
@@ -216,7 +217,7 @@ class Transfer:
                 self.unsettled = None
                 return True
         why = self._ask(deadline) if self._finished else self._engine._prove_settled(self, deadline)
-        self._engine._fire()
+        self._engine._run_callbacks()
         with self._changed:
             self.unsettled = None if self._is_settled else why
             return self.unsettled is None
@@ -226,7 +227,7 @@ class Transfer:
         return (
             self._end is not None
             and not self._busy
-            and (self._shown or self._sent == self._arrived or self._engine._stops_on_failure)
+            and (self._known_settled or self._sent == self._arrived or self._engine._stops_on_failure)
         )
 
     def _ask(self, deadline: float) -> str | None:
@@ -234,7 +235,7 @@ class Transfer:
 
         One thread asks at a time: engines may crash on two.
         """
-        why = f"{clipped(self._key)} has not acknowledged it; it goes on when the peer does"
+        why = f"{clipped(self._peer_name)} has not acknowledged it; it goes on when the peer does"
         while True:
             with self._changed:
                 free = self._changed.wait_for(lambda: not self._asking or self._is_settled, left(deadline))
@@ -269,7 +270,9 @@ class Transfer:
     def _named(self) -> str:
         """Which transfer it is, for messages."""
         direction = "to" if self.op == "write" else "from"
-        return f"transfer{_labelled(self.label)} of {self.descriptors} descriptors {direction} {clipped(self._key)}"
+        return (
+            f"transfer{_labelled(self.label)} of {self.descriptors} descriptors {direction} {clipped(self._peer_name)}"
+        )
 
     def _progress(self) -> str:
         said = f"descriptors {_numbers(0, self._arrived)} arrived"
@@ -308,7 +311,7 @@ class Transfer:
             self._next = next(self._chunks, None)
         return chunk
 
-    def _give_back(self, outcome: Outcome, cause: BaseException | None, told: bool = False) -> None:
+    def _call_returned(self, outcome: Outcome, cause: BaseException | None, told: bool = False) -> None:
         """The engine is through with the chunk it took; `told` if the peer has been sent the notice as well."""
         self._busy = False
         self._ended = time.monotonic()
@@ -322,9 +325,9 @@ class Transfer:
             self._failure = (outcome.code or None, cause)
             self._finished = outcome.finished
         if self._peer_gone and (self.op == "write" or self._finished is None):
-            self._shown = True
+            self._known_settled = True
         if self._end is not None:  # cancelled meanwhile
-            self._engine._note_end(self)
+            self._engine._update_settled(self)
         elif self._failure is not None:
             self._close("failed")
         elif self._arrived == self.descriptors and self._notify is None:
@@ -348,14 +351,14 @@ class Transfer:
         for call in self._callbacks:
             self._engine._events.append(functools.partial(self._call, call))
         self._callbacks.clear()
-        self._engine._note_end(self)
+        self._engine._update_settled(self)
         self._changed.notify_all()
 
     def _show_settled(self) -> None:
         """It is known now that nothing is under way."""
         self._finished = None
-        self._shown = True
-        self._engine._note_end(self)
+        self._known_settled = True
+        self._engine._update_settled(self)
         self._changed.notify_all()
 
     def _call(self, call: Callable[[Transfer], object]) -> None:

@@ -61,7 +61,7 @@ def deepseek_v4(
 
     Pages cover 256 tokens: a C4 KV page 64 rows of 584 bytes padded to 37,440, a C4 indexer page 64 rows of 132 bytes
     (8,448), a C128 page 2 rows of 584 bytes padded to 1,728 (geometry as in SGLang's DeepSeek-V4 pool). The rows of a
-    page cannot be told apart, since scales lie behind the values of the whole page: pages move whole.
+    page are not separate, since scales lie after the values of the whole page: pages move whole.
 
     Args:
         bases: where the regions lie, in the order c4_kv, c4_indexer, c128_kv, each by layer.

@@ -100,8 +100,8 @@ class Region:
             all ranks (the virtual page).
         rows: rows one page stores; default tokens / interleave size. tokens / (rows * size) is the compression.
         row_bytes: bytes of one row. Default page_bytes / rows where that is exact. It must be given where a page ends
-            in padding and rows have to be told apart; 0 says that rows cannot be told apart (for example scales stored
-            behind all values of a page), so that such a page only ever moves whole.
+            in padding and rows are copied one by one. 0 says that a page has no separate rows (for example if scales
+            are stored after all values of a page): such a page only moves whole.
         space: index space whose page numbers address this region.
         memory: `Memory.DRAM` or `Memory.VRAM(device)`.
         heads: KV heads held, of all; None means all of them.

@@ -1,4 +1,4 @@
-"""Who runs the ops: which kernels serve tensors of which device, and why.
+"""Selects the back end for each device: which kernels serve its tensors, and why.
 
 CUDA tensors: kernels compiled when kvplan was built ("cuda"), else the same files compiled by NVRTC through CuPy
 ("cupy"), else Triton ("triton"), which also serves AMD's and Intel's GPUs. CPU tensors: C++ ("cpu"), else the slow
@@ -45,8 +45,8 @@ class Facts:
     forced: str | None = None  # KVPLAN_BACKEND
 
 
-def facts(extension: Path) -> Facts:
-    """Of this process and machine."""
+def look(extension: Path) -> Facts:
+    """The facts of this process and machine."""
     gpu = None
     if torch.cuda.device_count() > 0:  # unlike is_available, starts no CUDA, so that the process may fork later
         gpu = "hip" if torch.version.hip else "cuda"
@@ -62,21 +62,21 @@ def facts(extension: Path) -> Facts:
     )
 
 
-def choose(known: Facts) -> tuple[Choice, Choice]:
+def choose(facts: Facts) -> tuple[Choice, Choice]:
     """(for CPU tensors, for GPU tensors).
 
     Raises:
-        ValueError: KVPLAN_BACKEND names none that there is, or one that cannot be used here.
+        ValueError: KVPLAN_BACKEND is not one of the allowed values, or names a back end that cannot be used here.
     """
-    forced = known.forced
+    forced = facts.forced
     if forced is not None and forced not in GPU_BACKENDS + CPU_BACKENDS:
         raise ValueError(f"{VARIABLE} is {forced!r}; it must be one of {', '.join(GPU_BACKENDS + CPU_BACKENDS)}")
-    return _choose_cpu(known), _choose_gpu(known)
+    return _choose_cpu(facts), _choose_gpu(facts)
 
 
-def _choose_cpu(known: Facts) -> Choice:
-    forced = known.forced if known.forced in CPU_BACKENDS else None
-    if known.extension and forced != "reference":
+def _choose_cpu(facts: Facts) -> Choice:
+    forced = facts.forced if facts.forced in CPU_BACKENDS else None
+    if facts.extension and forced != "reference":
         return Choice("cpu", "cpu", f"{VARIABLE} says so" if forced else "the compiled extension is here")
     if forced == "cpu":
         raise ValueError(f"{VARIABLE} is 'cpu', but {_MISSING}")
@@ -90,30 +90,30 @@ _MISSING = (
 )
 
 
-def _choose_gpu(known: Facts) -> Choice:
-    forced = known.forced if known.forced in GPU_BACKENDS else None
-    if known.gpu is None:
+def _choose_gpu(facts: Facts) -> Choice:
+    forced = facts.forced if facts.forced in GPU_BACKENDS else None
+    if facts.gpu is None:
         if forced is not None:
             raise ValueError(f"{VARIABLE} is {forced!r}, but torch {torch.__version__} sees no GPU")
         return Choice("gpu", None, f"torch {torch.__version__} sees no GPU")
     lacking = {
-        "cuda": None if known.fatbin else "no nvcc was there when kvplan was built",
-        "cupy": None if known.cupy else "CuPy is not installed",
-        "triton": None if known.triton else "Triton is not installed",
+        "cuda": None if facts.fatbin else "no nvcc was there when kvplan was built",
+        "cupy": None if facts.cupy else "CuPy is not installed",
+        "triton": None if facts.triton else "Triton is not installed",
     }
-    if known.gpu != "cuda":
+    if facts.gpu != "cuda":
         lacking["cuda"] = lacking["cupy"] = "this GPU is not NVIDIA's"
-    if not known.extension:
+    if not facts.extension:
         lacking = dict.fromkeys(lacking, "the compiled extension is missing")
     if forced is not None:
         if lacking[forced] is not None:
             raise ValueError(f"{VARIABLE} is {forced!r}, but {lacking[forced]}")
-        return Choice(known.gpu, forced, f"{VARIABLE} says so")
+        return Choice(facts.gpu, forced, f"{VARIABLE} says so")
     usable = next((name for name, reason in lacking.items() if reason is None), None)
     passed = [f"{name}: {reason}" for name, reason in lacking.items() if reason is not None]
     if usable is not None:
         passed = passed[: list(lacking).index(usable)]
-    return Choice(known.gpu, usable, "; ".join(passed) or "the first choice, and it is here")
+    return Choice(facts.gpu, usable, "; ".join(passed) or "the first choice, and it is here")
 
 
 _choices: tuple[Choice, Choice] | None = None
@@ -150,7 +150,7 @@ def check_in_use(name: str, device_type: str) -> None:
 def register(extension: Path) -> None:
     """Give the ops their implementations; called once, when `kvplan.ops` is imported."""
     global _choices
-    cpu, gpu = choose(facts(extension))
+    cpu, gpu = choose(look(extension))
     if extension.exists():
         torch.ops.load_library(extension)
     if cpu.name == "reference":

@@ -28,9 +28,10 @@ def plan(tables: torch.Tensor, pages: torch.Tensor, windows: Sequence[int]) -> t
 
     Args:
         tables: int64 [T], the tables of a Pairing (structs Header, Entry, Group, Space in csrc/entry.h).
-        pages: int32 or int64 [P], the page lists of all requests behind one another.
-        windows: for each request, for each space, seven numbers (struct Window): offset and length of the source list
-            in `pages`, the same of the destination list, then src_start, dst_start (-1: none), num_tokens (-1: all).
+        pages: int32 or int64 [P], the page lists of all requests, concatenated.
+        windows: a *window* says which part of `pages` one request uses in one space. Seven numbers (struct Window) for
+            each request, for each space: offset and length of the source list in `pages`, offset and length of the
+            destination list, src_start, dst_start (-1: none), num_tokens (-1: all).
 
     Returns:
         table: int64 [3, N]: src address, dst address, nbytes; N = 0 where the status is not 0.
@@ -44,7 +45,7 @@ def plan(tables: torch.Tensor, pages: torch.Tensor, windows: Sequence[int]) -> t
 
 
 def prepare(tables: torch.Tensor, windows: Sequence[int], num_pages: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """All of planning that needs no page id, on the CPU: lengths and positions checked, and what is left made a job.
+    """Check lengths and positions, and build a *job*: the tensor of work that `plan_` does. No page id is read.
 
     Args:
         tables, windows: as `plan` takes them; tables on the CPU.
@@ -75,16 +76,16 @@ def plan_(
 
     Args:
         tables: int64 [T], the tables of a Pairing, on the device of `pages`.
-        job: int64 [J], from `prepare`, on that device. On a GPU its contents are believed; on the CPU a job that leads
-            outside of `pages` is refused, as kJob.
-        pages: int32 or int64 [P], the page lists of all requests behind one another, as the windows say.
+        job: int64 [J], from `prepare`, on that device. A GPU does not check its contents; the CPU refuses a job
+            that indexes outside of `pages`, with kJob.
+        pages: int32 or int64 [P], the page lists of all requests, concatenated, as the windows say.
         sizes: the first SIZES words of the job, on the host.
-        table: int64 [3, room], written: descriptors 0 to N - 1; what lies behind them stays as it is. On the device, or
-            in pinned host memory.
-        info: int64 [6 + segments * requests], written: the status as in `plan`, then where the descriptors of each
-            request in each segment begin, and N. Where the status is not 0 all that follows it is 0, and the table is
-            untouched: kRoom (12) tells in its value how much room there must be, kJob (13) that the tensors do not
-            belong together. On the device, or in pinned host memory.
+        table: int64 [3, room], written: descriptors 0 to N - 1. What lies after them stays as it is. On the device,
+            or in pinned host memory.
+        info: int64 [6 + segments * requests], written, on the device or in pinned host memory. Words 0 to 4: the status
+            as in `plan`. Then, for each segment, for each request, the number of its first descriptor. The last word:
+            N. If the status is not 0, all words after it are 0 and the table is untouched. Status kRoom (12): `value`
+            is the room needed. Status kJob (13): the tensors were not made for the same planning call.
 
     Raises:
         RuntimeError: shapes, dtypes or devices are wrong.
@@ -111,7 +112,7 @@ def page_indices(
         lengths: int64 [B], the tokens of each; by default whole rows.
 
     Returns:
-        pages: int64 [ceil(T / page_size)], or [B, ceil(L / page_size)] with -1 behind a request's end.
+        pages: int64 [ceil(T / page_size)], or [B, ceil(L / page_size)] with -1 after a request's end.
         bad: int64 [1] or [B]: position of the first slot that breaks the rule, -1 where none does, -2 where the request
             names no row or more tokens than a row has. Where it is not -1, the request's pages are void.
     """
@@ -145,7 +146,7 @@ def find_runs(
             default all are one list.
 
     Returns:
-        runs: int64 [3, n]: first src index, first dst index, length; zeros behind the last run.
+        runs: int64 [3, n]: first src index, first dst index, length; zeros after the last run.
         run_indptr: int64 [B + 1]: the runs of list b are run_indptr[b] to run_indptr[b + 1] - 1. `expand` takes it. The
             last word is how many runs there are; on a GPU it is -1 where `indptr` does not rise from 0 to n.
 
@@ -170,7 +171,7 @@ def expand(
         capacity: descriptors there is room for.
 
     Returns:
-        table: int64 [3, capacity]: src address, dst address, nbytes; zeros behind the last descriptor.
+        table: int64 [3, capacity]: src address, dst address, nbytes; zeros after the last descriptor.
         count: int64 [1]: descriptors. Where it exceeds the capacity, the table is all zeros: nothing is cut off. On a
             GPU it is -1, and the table all zeros, where the CPU would raise.
 
@@ -195,16 +196,16 @@ def copy_(
             and pinned host memory are. Ranges must not overlap.
         count: int64 [1], on the table's device: how many of them; by default N. On a GPU nothing moves where it is not
             0 to N, so the last word of a refused plan's info will do.
-        read, written: tensors over the memory read and written. A compiler knows of no other tie between this call and
-            those that fill or use that memory. Memory that is both must be named in both.
-        homes: where each tensor of `read`, then of `written`, lay when the table was made: its `data_ptr()`, as int64
-            (the bits). A compiler may hand the op another copy of a tensor; the addresses of the table are then
-            taken to that copy. By default they lie there now; while compiling it must be given.
+        read, written: the tensors whose memory this op reads and writes, so that torch.compile keeps the order of
+            calls. Memory that is both must be named in both.
+        homes: the `data_ptr()` of each tensor of `read`, then of `written`, when the table was made, as int64 (the
+            bits). If a compiler passes a copy of a tensor, the addresses in the table are adjusted to that copy.
+            Default: where they are now. It must be given while compiling.
 
     Raises:
         ValueError: while compiling, `homes` is not given.
-        RuntimeError: on a GPU, more than 64 of the tensors have been moved. On the CPU, a descriptor begins in a tensor
-            that has been moved and ends outside of it; on a GPU such a one moves nothing.
+        RuntimeError: on a GPU, more than 64 of the tensors have been moved. On the CPU, a descriptor crosses the
+            end of a moved tensor. On a GPU such a descriptor is skipped.
     """
     if homes is None:
         if torch.compiler.is_compiling() and (read or written):
@@ -214,17 +215,17 @@ def copy_(
 
 
 def first_collision(ranges: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """The first of many ranges of memory that shares a byte with one of others, on the CPU.
+    """Number of the first range in `ranges` that overlaps any range in `others`, on the CPU.
 
     Args:
         ranges: int64 [2, N], the bits of addresses and of bytes; none passes 64 bits. An empty one shares no byte.
-        others: int64 [2, M], the same; they ascend, are apart, and are not empty.
+        others: int64 [2, M], the same; sorted, apart from each other, none empty.
 
     Returns:
-        int64 [1]: its number, or -1 where there is none.
+        int64 [1]: that number, or -1 if none does.
 
     Raises:
-        RuntimeError: `others` are not so, or a tensor is of another form.
+        RuntimeError: `others` is not sorted, overlaps itself or has an empty range; or a tensor has another form.
     """
     return _first_collision(ranges, others)
 

@@ -23,7 +23,7 @@ class Slice:
     dst_stride: int
     nbytes: int
     space: str
-    rule: tuple[int, ...]  # row of the group table behind its space number; see Group in csrc/entry.h
+    rule: tuple[int, ...]  # row of the group table after its space number; see Group in csrc/entry.h
     memories: tuple[Memory, Memory]
     regions: tuple[tuple[Region, Region], ...]
 
@@ -117,8 +117,8 @@ def _check_rows(src: Region, dst: Region, src_heads: Heads, dst_heads: Heads) ->
     for side, region in (("source", src), ("destination", dst)):
         if not region.row_bytes:
             raise PairingError(
-                f"{src}: pages differ (source {_geometry(src)}; destination {_geometry(dst)}) and rows of the {side} "
-                f"cannot be told apart; give row_bytes if a page ends in padding"
+                f"{src}: pages differ (source {_geometry(src)}; destination {_geometry(dst)}) and the size of "
+                f"one row of the {side} is unknown, so rows cannot be copied one by one; give row_bytes"
             )
     src_count, dst_count = src_heads.stop - src_heads.start, dst_heads.stop - dst_heads.start
     if src.row_bytes * dst_count != dst.row_bytes * src_count or src.row_bytes % src_count:  # type: ignore[operator]

@@ -78,9 +78,9 @@ def _apart_on_circle(members: list[Region], stride: int) -> bool:
 def _share_a_byte(a: Region, b: Region, left: list[int]) -> bool:
     """Whether page i of a meets page j of b for some i, j.
 
-    Where the spans of both meet, a page of a at offset r behind the begin of a page of b, modulo b's stride, meets that
-    page iff r < its bytes, or the next page iff it reaches it. The offsets repeat after a while, and then are all that
-    leave the same rest by the strides' greatest common divisor.
+    Let r be (address of a page of a - b.base) modulo b's stride. The page shares a byte with b iff r < b.page_bytes, or
+    r + a.page_bytes > b's stride: then it reaches the next page of b. From one page of a to the next, r repeats with
+    the period b's stride / gcd of both strides. Over a period it takes every value that is equal modulo the gcd.
     """
     if a.base + a.span_bytes <= b.base or b.base + b.span_bytes <= a.base:
         return False
@@ -107,5 +107,6 @@ def _step(left: list[int], steps: int, a: Region, b: Region) -> None:
     left[0] -= steps
     if left[0] < 0:
         raise PairingError(
-            f"{a} and {b}: their strides {a.page_stride} and {b.page_stride} are too odd to be told apart"
+            f"cannot decide whether {a} and {b} overlap: their strides {a.page_stride} and {b.page_stride} need too "
+            f"many comparisons; give them equal strides"
         )

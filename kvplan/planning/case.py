@@ -46,9 +46,13 @@ def keep_case(error: PlanError, pairing: PairingTables, requests: Iterable[Reque
 
 
 def _copy(pages: Any) -> Any:
-    """Page lists that nobody changes. What holds no page ids becomes a few words, which are refused as it was."""
+    """A copy of page lists. A value that holds no page ids is replaced by a short description, which is refused too."""
     if isinstance(pages, Mapping):
-        return {space: _copy(ids) for space, ids in pages.items()}
+        return {space: _copy_list(ids) for space, ids in pages.items()}
+    return _copy_list(pages)
+
+
+def _copy_list(pages: Any) -> Any:
     try:
         ids = as_pages(pages, "pages", on_device=True)
     except PlanError:

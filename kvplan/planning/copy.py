@@ -17,9 +17,9 @@ from .plan import Plan
 def execute(plan: Plan) -> None:
     """Copy every descriptor of `plan`. Source and destination must both be mapped in this process.
 
-    From DRAM to DRAM the copy is done on return. Where one side is VRAM a kernel does it, on that GPU's current stream
-    and without waiting; DRAM must then be pinned. A plan that was made on the GPU need not have been read: where it is
-    refused, nothing moves.
+    From DRAM to DRAM the copy is done on return. If one side is VRAM, a kernel copies, on that GPU's current stream and
+    without waiting; DRAM must then be pinned. A plan that is made on a GPU can be passed without waiting for it. If
+    that plan is refused, nothing is copied, and no error is raised here.
 
     Raises:
         PlanError: segments name the memory of several GPUs, or of none that is here.

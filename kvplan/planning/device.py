@@ -21,9 +21,9 @@ from .requests import request_at
 class Planner:
     """Requests of fixed lengths and positions to one peer, planned on a GPU as often as wanted.
 
-    `Pairing.planner` makes one. Capture `run` into a CUDA graph after a first run outside of it; each replay then plans
-    the page ids that the given tensors hold by then; so the planner must live as long as the graph. All work is on the
-    current stream, and nothing waits for it.
+    `Pairing.planner` makes one. To use a CUDA graph, call `run` once, then capture it. Each replay reads the current
+    page ids from the same tensors. Keep the planner alive as long as the graph. All work is on the current stream, and
+    nothing waits for it.
 
     Attributes:
         table: int64 [3, most], on the device or in pinned memory: room for every descriptor there can be.
@@ -64,7 +64,7 @@ class Planner:
         self.info = torch.empty(words, dtype=torch.int64, device=device)
         self._use = torch.empty(min(room, 1), dtype=torch.int64, device=device)
         # Read by the host while the device goes on: one for each planner, written by each run.
-        self._told = torch.empty(words, dtype=torch.int64, pin_memory=gpu)
+        self._host_info = torch.empty(words, dtype=torch.int64, pin_memory=gpu)
 
     def run(self) -> DevicePlan:
         """Plan what the lists hold now.
@@ -72,22 +72,22 @@ class Planner:
         Each run (or graph replay) reads the page ids again and overwrites the previous plan. Wait for the previous
         plan's transfers first. (`Engine.submit` copies a plan, so a submitted one is safe.)
 
-        A plan that is returned while a graph is captured shows, whenever it is read, the last replay on the stream that
-        is current then.
+        A plan that is returned during capture has no result of its own. Reading it waits for the current stream, and
+        returns the result of the latest replay.
         """
         captures = self._captures()
         if self._ready is not None and not captures:
             self._stream().wait_event(self._ready)  # it may be another stream than the one that sent tables and job
         ids = torch.cat(self._lists) if len(self._lists) > 1 else self._lists[0]
         ops.plan_(self._tables, self._job, ids, self._sizes, self.table, self.info)
-        self._told.copy_(self.info, non_blocking=True)
+        self._host_info.copy_(self.info, non_blocking=True)
         if self.table.device != self.device:
             # Kernels write it, and torch knows nothing of that: a copy from it keeps torch from giving it away early.
             self._use.copy_(self.table.view(-1)[:1], non_blocking=True)
         event = None
         if self.device.type != "cpu" and not captures:
             event = self._record()
-        return DevicePlan(self, ids, self._told, event)
+        return DevicePlan(self, ids, self._host_info, event)
 
     def _stream(self) -> Any:
         return torch.get_device_module(self.device.type).current_stream(self.device)
@@ -115,7 +115,7 @@ class DevicePlan(Plan):
         count: int64 [1] on the device: descriptors; 0 where the request was refused.
     """
 
-    def __init__(self, planner: Planner, ids: torch.Tensor, told: torch.Tensor, event: Any) -> None:
+    def __init__(self, planner: Planner, ids: torch.Tensor, host_info: torch.Tensor, event: Any) -> None:
         self.device_table = planner.table
         self.count = planner.info[-1:]
         self.device = planner.device
@@ -125,7 +125,7 @@ class DevicePlan(Plan):
         self.segment_memories = planner.pairing.segment_memories
         self._planner = planner
         self._ids = ids
-        self._told = told
+        self._host_info = host_info
         self._event = event
         self._captured = event is None and planner.device.type != "cpu"
         self._read: tuple[torch.Tensor, Cuts] | None = None
@@ -153,7 +153,7 @@ class DevicePlan(Plan):
             self._event.synchronize()
         elif self._captured:
             torch.cuda.current_stream(self.device).synchronize()
-        facts: list[int] = self._told.tolist()
+        facts: list[int] = self._host_info.tolist()
         if facts[0]:
             planner = self._planner
             pairing, ids, windows = planner.pairing, self._ids.cpu().numpy(), planner.windows

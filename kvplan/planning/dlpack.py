@@ -1,8 +1,8 @@
-"""Arrays of other libraries by DLPack, without what ends a process.
+"""DLPack import that refuses the inputs on which torch would end the process.
 
 The format is that of dlpack.h (https://github.com/dmlc/dlpack). A capsule "dltensor" holds a DLManagedTensor, which
-begins with a DLTensor. A capsule "dltensor_versioned" holds a DLManagedTensorVersioned, with the DLTensor behind 32
-bytes.
+begins with a DLTensor. A capsule "dltensor_versioned" holds a DLManagedTensorVersioned, with the DLTensor after
+32 bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From gathered page lists to a plan: the one place that chooses who plans."""
+"""Plans gathered page lists: the one place that selects the back end for a plan."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from .requests import PageLists, request_at
 
 
 def plan(lists: PageLists) -> Plan:
-    """The plan of all requests in `lists`: hundreds of thousands of times slower than the other back ends, same words.
+    """The plan of all requests in `lists`: the same as the other back ends', hundreds of thousands of times slower.
 
     Raises:
         PlanError: a request cannot be planned whole. Two requests that write one page are not found out.

@@ -34,8 +34,11 @@ def page_ids(slots: Any, page_size: int) -> torch.Tensor:
     position = int(bad)
     if position >= 0:
         page, offset = divmod(position, page_size)
-        wanted = f"{int(array[page * page_size])} + {offset}" if offset else f"a multiple of {page_size}, 0 or more"
-        raise PlanError(f"slot {array[position]} at position {position} breaks its page: it must be {wanted}")
+        wanted = int(array[page * page_size]) + offset if offset else f"a multiple of {page_size}, 0 or more"
+        raise PlanError(
+            f"slot {array[position]} at position {position} is invalid: expected {wanted}. The slots of one page must "
+            f"be consecutive and start at a page boundary"
+        )
     return pages
 
 

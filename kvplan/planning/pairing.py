@@ -58,17 +58,18 @@ class Pairing(PairingTables):
 
         Args:
             src_pages: page ids of the source, int32 or int64 [P], in request order: a torch tensor, a NumPy array,
-                anything with DLPack, or a list. Or {destination space: such an array}: a space given by name pairs its
-                rows one to one, free of token positions; the key None gives the list for all other spaces. Where a
-                list is on a GPU the plan is made there, on the current stream, without waiting: see DevicePlan in
-                kvplan/planning/device.py.
-            dst_pages: {space: page ids}; an array alone where the destination layout has one space.
-            src_start: position in the request of the first token of src_pages[0].
-            dst_start: the same of dst_pages[0]. By default both lists start together and cover the same tokens, each
-                rounded up to its own page. When given, dst_pages is the request's list from dst_start on and must
-                cover what is sent.
-            num_tokens: valid tokens from src_start on; by default all that src_pages covers.
-            backend: one that must do it, or fail (see kvplan/ops/backend.py). "reference" always can, slowly.
+                anything with DLPack, or a list. Or a dict {destination space: such an array}: these lists are matched
+                row by row, and src_start, dst_start and num_tokens do not apply to them. The key None holds the list
+                for every space that is not named. If a list is on a GPU, the plan is made there, on the current stream,
+                without waiting: see DevicePlan in kvplan/planning/device.py.
+            dst_pages: {space: page ids}. An array alone is enough if the destination layout has one space.
+            src_start: token position, in the request, of the first token of src_pages[0].
+            dst_start: token position of the first token of dst_pages[0]. Default: the same as src_start, and both lists
+                must cover the same tokens, each rounded up to its own page. If given, dst_pages may start earlier and
+                be longer, but must cover all tokens sent.
+            num_tokens: valid tokens from src_start on. Default: all that src_pages covers.
+            backend: back end to require, see kvplan/ops/backend.py. "reference", the oracle, is always available, but
+                slow.
 
         Returns:
             Plan: complete; an empty one where this rank owes the peer nothing.
@@ -76,7 +77,7 @@ class Pairing(PairingTables):
         Raises:
             PlanError: the request cannot be planned whole. Names region, space, position and value; its `case()` can
                 be kept in a file, and explained later.
-            ValueError: `backend` is not the one in use.
+            ValueError: `backend` is not the active one.
         """
         try:
             return make(PageLists(self).add(src_pages, dst_pages, src_start, dst_start, num_tokens), backend)
@@ -95,7 +96,8 @@ class Pairing(PairingTables):
         """Plan requests on a GPU more than once, as with CUDA graphs, or straight into pinned memory for an engine.
 
         Args:
-            requests: as `plan_batch` takes them. Lists on the GPU are read anew by each run; others are copied there.
+            requests: as `plan_batch` takes them. Each run reads the lists on the GPU again. Other lists are
+                copied there once.
             device: by default where the lists are.
             pinned: whether the table is pinned host memory, which the kernels write themselves.
             backend: as for `plan`.

@@ -15,7 +15,7 @@ from ..layout import Layout, Memory
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Descriptors [start, stop) of a plan: all from one kind of memory to one kind."""
+    """Descriptors [start, stop) of a plan: all share one source memory and one destination memory."""
 
     src_memory: Memory
     dst_memory: Memory
@@ -33,7 +33,7 @@ Cuts: TypeAlias = "tuple[tuple[Segment, ...], Sequence[Sequence[int]]]"  # Plan.
 def cuts_of(memories: _Memories, info: Sequence[int], requests: int) -> Cuts:
     """(segments, offsets) of a Plan from the words of an op's info. Segments without descriptors are left out."""
     segments, offsets = [], []
-    at = 5  # behind the status
+    at = 5  # after the status
     for src, dst in memories:
         cuts = list(info[at : at + requests + 1])
         at += requests

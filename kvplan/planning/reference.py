@@ -33,8 +33,8 @@ def descriptors(*arguments: Any, entries: Iterable[Iterable[tuple[str, int]]] = 
     """The descriptors of the same plan, as `(src_addr, dst_addr, nbytes)`, in the order every back end must give.
 
     By segment (pairs of source and destination memory, in order of first appearance), then entry in the order of the
-    source layout, then position. What continues the last, within an entry and on both sides of memory, is one
-    descriptor with it: whole pages, and rows that lie side by side.
+    source layout, then position. Adjacent moves of one entry are merged into one
+    descriptor if both addresses are contiguous: whole pages, and rows that lie side by side.
 
     `entries` names regions, by (name, layer), that are moved as one because they lie side by side in each page. Every
     other pair is an entry of its own. All other arguments and errors are those of `moves`.
@@ -137,7 +137,7 @@ def _compression(region: Any) -> int:
 def _pairs(src_layout: Any, dst_layout: Any, allow_unsent: Iterable[str]) -> list[_Pair]:
     """Pairs that this source sends something of, in the order of the source layout. All pairs are checked.
 
-    What a pair that is not here would need of the page lists is not asked for: this source owes it nothing.
+    Page lists are checked only for these pairs: this source owes the others nothing.
     """
     partners = {(region.name, region.layer): region for region in dst_layout.regions}
     index, count = src_layout.replica

@@ -26,13 +26,13 @@ def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray,
     window = windows[at + 4 : at + 7]
     if code == 11:  # the tables alone may be at fault, with no request given
         return PlanError(
-            f"{where}: positions, sizes or the number of descriptors pass what can be held ({source}, entry "
-            f"{position}, starts and count {window})"
+            f"{where}: an address, a position or the number of descriptors does not fit in 64 bits ({source}, entry "
+            f"{position}, src_start, dst_start and num_tokens {window})"
         )
     if code == 12:
         return PlanError(f"the plan has {value} descriptors, and there is room for {position}")
     if code == 13:
-        return PlanError("tables, job, page ids and info do not belong together")
+        return PlanError("tables, job, page ids and info were not made for the same planning call")
     src_start, dst_start, num_tokens = window
     if code == 1:
         return PlanError(
@@ -52,8 +52,8 @@ def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray,
         )
     if code == 4:
         return PlanError(
-            f"{where}: length of the source list is {position} pages, but {num_tokens} tokens take {value} pages of "
-            f"{src_tokens} tokens ({source})"
+            f"{where}: the length of the source list is {position} pages, but {num_tokens} tokens take {value} pages "
+            f"of {src_tokens} tokens ({source})"
         )
     if code == 6:
         # A chunk that begins inside a page seems to be one page longer. That is the cause, not the length.
@@ -65,15 +65,18 @@ def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray,
         given = f"from token {dst_start}" if code == 6 else "without dst_start"
         hint = ". If the list begins at the request's first token, pass dst_start=0" if position > value else ""
         return PlanError(
-            f"{where}: length of the destination list is {position} pages, but what the source list sends takes "
-            f"{exact} {value} pages of {dst_tokens} tokens {given} ({destination}){hint}"
+            f"{where}: the length of the destination list is {position} pages, but the tokens sent take {exact} "
+            f"{value} pages of {dst_tokens} tokens {given} ({destination}){hint}"
         )
     if code == 7:
-        return PlanError(f"{where}: dst_start {dst_start} lies behind src_start {src_start}: {destination}")
+        return PlanError(
+            f"{where}: dst_start {dst_start} is greater than src_start {src_start}: the destination list must start at "
+            f"or before the first token sent ({destination})"
+        )
     if code == 8:
         return PlanError(
             f"{where}: the chunk's start is not aligned: src_start {src_start} and dst_start {dst_start} must differ "
-            f"by a multiple of {value} tokens, the least that moves as one ({source})"
+            f"by a multiple of {value} tokens, the smallest unit that can be copied ({source})"
         )
     side, start, region = ("src", src_start, source) if code == 9 else ("dst", dst_start, destination)
     start = src_start if start < 0 else start

@@ -14,7 +14,7 @@ from .pages import PAGE_TYPES, as_pages
 from .plan import Request
 
 _WHOLE = (0, -1, -1)  # window: from token 0, both lists together, all that the source list covers
-_ARRAYS = (np.ndarray, torch.Tensor, list)  # what is no mapping, told quickly
+_ARRAYS = (np.ndarray, torch.Tensor, list)  # quick to check: these are no mappings
 
 
 class PageLists:
@@ -24,7 +24,7 @@ class PageLists:
         lists: NumPy arrays, and tensors on `device`.
         device: the GPU that holds some of the lists, or None.
         windows: for each request, for each space, the seven numbers of struct Window; see `ops.plan`. Offsets count
-            page ids of all lists behind one another.
+            page ids of all lists, concatenated.
         requests: how many requests they are.
         size: page ids in all lists.
     """
@@ -108,7 +108,7 @@ class PageLists:
 
 
 def request_at(pairing: PairingTables, ids: np.ndarray, windows: Sequence[int], number: int) -> Request:
-    """Request `number` again, from the page ids of all lists behind one another and their windows."""
+    """Request `number` again, from the page concatenated ids of all lists and their windows."""
     src_pages: dict[str | None, np.ndarray] = {}
     dst_pages: dict[str, np.ndarray] = {}
     start, dst_start, num_tokens = _WHOLE
@@ -164,8 +164,9 @@ def _check_one_numbering(pairing: PairingTables, named: Any) -> None:
     numbered = {name: space for name, space in pairing.src_spaces.items() if name not in named}
     if len(set(numbered.values())) > 1:
         raise PlanError(
-            f"one source list serves destination spaces whose source pages are numbered by different spaces "
-            f"({listed(f'{name} by {space}' for name, space in numbered.items())}): give src_pages by name"
+            f"a single source list was given, but these destination spaces read from different source spaces "
+            f"({listed(f'{name} by {space}' for name, space in numbered.items())}): pass src_pages as "
+            f"{{destination space: list}}"
         )
 
 
@@ -173,8 +174,9 @@ def _check_one_meaning(pairing: PairingTables, named: Any) -> None:
     tokens = {name: count for name, count in pairing.src_tokens.items() if name not in named}
     if len(set(tokens.values())) > 1:
         raise PlanError(
-            f"one source list serves spaces whose source pages cover unequal numbers of tokens "
-            f"({listed(f'{name}: {count}' for name, count in tokens.items())}): give num_tokens, or the lists by name"
+            f"a single source list was given, but a source page covers unequal numbers of tokens "
+            f"({listed(f'{name}: {count}' for name, count in tokens.items())}): pass num_tokens, "
+            f"or one list for each space"
         )
 
 
