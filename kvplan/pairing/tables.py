@@ -65,8 +65,8 @@ class PairingTables:
         parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 6 * sizes[2], sizes[3] + 1])
         self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
         self.spaces, self.bounds = parts[2].view(-1, 6), parts[3]
-        #: Room for the page ids of a request, kept between requests. Each is taken by one thread at a time.
-        self.kept: list[tuple[np.ndarray, torch.Tensor]] = []
+        #: Room for 2**k page ids at place k, kept between requests. Each room is taken by one thread at a time.
+        self.rooms: list[list[tuple[np.ndarray, torch.Tensor]]] = [[] for _ in range(64)]
         self._tables_on: dict[torch.device, tuple[torch.Tensor, torch.Event]] = {}
 
     def _space_rows(self) -> list[tuple[int, ...]]:

@@ -46,14 +46,16 @@ def _made(lists: PageLists, wanted: str | None) -> Plan:
     if lists.device is not None:
         return planner(lists, lists.device, pinned=False).run()
     pairing = lists.pairing
-    small = lists.size <= _SMALL
-    if small:
+    rooms = None
+    if lists.size <= _SMALL:
         # The memory of a small request's ids is kept for the next one: to make it takes longer than to plan.
+        power = lists.size.bit_length()
+        rooms = pairing.rooms[power]
         try:
-            kept = pairing.kept.pop()
+            room = rooms.pop()
         except IndexError:
-            kept = _room()
-        pages, tensor = kept
+            room = _room(1 << power)
+        pages, tensor = room
         np.concatenate((NO_PAGES, *lists.lists), out=pages[: lists.size])
     else:
         pages = np.concatenate(lists.lists)
@@ -62,13 +64,13 @@ def _made(lists: PageLists, wanted: str | None) -> Plan:
     facts = info.tolist()
     if facts[0]:
         raise refusal(pairing, facts, pages, lists.windows)
-    if small:
-        pairing.kept.append(kept)
+    if rooms is not None:
+        rooms.append(room)
     return Plan.of_info(table, pairing.segment_memories, facts, pairing.src, pairing.dst, lists.requests)
 
 
-def _room() -> tuple[np.ndarray, torch.Tensor]:
-    ids = np.empty(_SMALL, np.int64)
+def _room(size: int) -> tuple[np.ndarray, torch.Tensor]:
+    ids = np.zeros(size, np.int64)
     return ids, torch.from_numpy(ids)
 
 
