@@ -127,7 +127,9 @@ void write(const cpu::Planner& planner, const cpu::Table& out, int64_t n) {
   });
 }
 
-std::tuple<Tensor, Tensor> plan(const Tensor& tables_tensor, const Tensor& pages, const std::vector<int64_t>& windows) {
+// The table of a plan. `info(count)` gives the room for that many words of an info.
+template <class Info>
+Tensor planned(const Tensor& tables_tensor, const Tensor& pages, const std::vector<int64_t>& windows, const Info& info) {
   const CheckedTables tables(tables_tensor);
   const Pages ids(pages, "pages");
   std::vector<int64_t> words;
@@ -138,14 +140,31 @@ std::tuple<Tensor, Tensor> plan(const Tensor& tables_tensor, const Tensor& pages
   if (status.code == Code::kOk) status = planner.prepare();
   const bool ok = status.code == Code::kOk;
   const auto& offsets = planner.offsets();
-  Tensor info = new_words({kFacts + (ok ? static_cast<int64_t>(offsets.size()) : 0)});
-  int64_t* at = put_status(static_cast<int64_t*>(info.data_ptr()), status);
+  int64_t* at = put_status(info(kFacts + (ok ? static_cast<int64_t>(offsets.size()) : 0)), status);
   if (ok) std::copy(offsets.begin(), offsets.end(), at);
   const int64_t n = ok ? offsets.back() : 0;
   Tensor table = new_table(n, &cold);
   auto* out = static_cast<uint64_t*>(table.data_ptr());
   if (ok) write(planner, {out, out + n, out + 2 * n, cold}, n);
+  return table;
+}
+
+std::tuple<Tensor, Tensor> plan(const Tensor& tables, const Tensor& pages, const std::vector<int64_t>& windows) {
+  Tensor info = new_words({0});
+  Tensor table = planned(tables, pages, windows, [&](int64_t count) {
+    info = new_words({count});
+    return static_cast<int64_t*>(info.data_ptr());
+  });
   return {table, info};
+}
+
+Tensor plan_into(const Tensor& tables, const Tensor& pages, const std::vector<int64_t>& windows, const Tensor& info) {
+  int64_t room;
+  auto* words = rows<int64_t>(info, "info", &room);
+  return planned(tables, pages, windows, [&](int64_t count) {
+    STD_TORCH_CHECK(count <= room, "info has ", room, " words, and ", count, " are needed");
+    return words;
+  });
 }
 
 // Whether the words of a job are one of these tables and so many page ids, of these sizes.
@@ -359,6 +378,7 @@ Tensor first_collision(const Tensor& ranges, const Tensor& others) {
 STABLE_TORCH_LIBRARY_IMPL(kvplan, CPU, m) {
   m.impl("prepare", TORCH_BOX(&kvplan::prepare));
   m.impl("plan", TORCH_BOX(&kvplan::plan));
+  m.impl("plan_into", TORCH_BOX(&kvplan::plan_into));
   m.impl("plan_", TORCH_BOX(&kvplan::plan_));
   m.impl("page_indices", TORCH_BOX(&kvplan::page_indices));
   m.impl("check_pages", TORCH_BOX(&kvplan::check_pages));

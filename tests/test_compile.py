@@ -146,3 +146,20 @@ def test_a_copy_that_names_nothing_is_not_dropped():
 
     torch.compile(bare, fullgraph=True)(table)
     assert dst.tolist() == [5] * 16
+
+
+def test_plan_into_is_plan_with_memory_of_the_callers():
+    layouts = [kvplan.Layout([kvplan.Region("kv", k, base + (k << 16), 64, 9) for k in range(3)], page_size=4)
+               for base in (1 << 20, 1 << 30)]  # fmt: skip
+    tables, pages = kvplan.pair(*layouts).tables, torch.tensor([5, 6, 2, 7, 8, 1])
+    window = [0, 3, 3, 3, 0, -1, -1]
+    table, info = ops.plan(tables, pages, window)
+    words = torch.full((9,), 77)
+    assert torch.equal(ops.plan_into(tables, pages, window, words), table)
+    assert torch.equal(words[: len(info)], info) and words[len(info) :].tolist() == [77] * (9 - len(info))
+    pages[1] = 9
+    assert ops.plan_into(tables, pages, window, words).shape == (3, 0) and words[:5].tolist() == [1, 0, 0, 1, 9]
+    with pytest.raises(RuntimeError, match="info has 4 words, and 5 are needed"):
+        ops.plan_into(tables, pages, window, torch.zeros(4, dtype=torch.int64))
+    pages[1] = 6
+    opcheck(OPS.plan_into.default, (tables, pages, window, words))

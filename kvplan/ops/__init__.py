@@ -17,6 +17,7 @@ from .calls import (
     page_indices,
     plan,
     plan_,
+    plan_into,
     prepare,
     set_num_threads,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "page_indices",
     "plan",
     "plan_",
+    "plan_into",
     "prepare",
     "set_num_threads",
 ]

@@ -181,7 +181,8 @@ def _without(gpu: Choice, error: Exception) -> Choice:
 def _register_fallback() -> None:
     library = torch.library.Library("kvplan", "IMPL")
     for name in (
-        "page_indices", "find_runs", "copy_", "plan", "prepare", "plan_", "check_pages", "expand", "first_collision",
+        "page_indices", "find_runs", "copy_", "plan", "plan_into", "prepare", "plan_", "check_pages", "expand",
+        "first_collision",
     ):  # fmt: skip
         library.impl(name, getattr(plain, name, plain.missing), "CPU")
     _registered.append(library)

@@ -13,6 +13,7 @@ from .backend import EXTENSION
 SIZES = 9  # words of struct JobSize (csrc/job.h), with which a job begins
 
 _plan = torch.ops.kvplan.plan.default
+_plan_into = torch.ops.kvplan.plan_into.default
 _prepare = torch.ops.kvplan.prepare.default
 _plan_ = torch.ops.kvplan.plan_.default
 _page_indices = torch.ops.kvplan.page_indices.default
@@ -42,6 +43,22 @@ def plan(tables: torch.Tensor, pages: torch.Tensor, windows: Sequence[int]) -> t
         RuntimeError: tables or windows are malformed.
     """
     return _plan(tables, pages, windows)
+
+
+def plan_into(tables: torch.Tensor, pages: torch.Tensor, windows: Sequence[int], info: torch.Tensor) -> torch.Tensor:
+    """`plan`, which writes its info into memory that the caller keeps: to make a tensor takes longer than a small plan.
+
+    Args:
+        tables, pages, windows: as `plan` takes them.
+        info: int64 [6 + segments * requests] or longer, written: the words of `plan`'s info. What follows them stays.
+
+    Returns:
+        table: as `plan` returns it.
+
+    Raises:
+        RuntimeError: tables or windows are malformed, or info is too short.
+    """
+    return _plan_into(tables, pages, windows, info)
 
 
 def prepare(tables: torch.Tensor, windows: Sequence[int], num_pages: int) -> tuple[torch.Tensor, torch.Tensor]:

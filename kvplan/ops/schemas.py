@@ -8,6 +8,7 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _DYNAMIC = (*_TAGS, torch.Tag.dynamic_output_shape)
 _SCHEMAS = {
     "plan(Tensor tables, Tensor pages, int[] windows) -> (Tensor table, Tensor info)": _DYNAMIC,
+    "plan_into(Tensor tables, Tensor pages, int[] windows, Tensor(a!) info) -> Tensor table": _DYNAMIC,
     "prepare(Tensor tables, int[] windows, int num_pages) -> (Tensor job, Tensor status)": _DYNAMIC,
     "plan_(Tensor tables, Tensor job, Tensor pages, SymInt[] sizes, Tensor(a!) table, Tensor(b!) info) -> ()": _TAGS,
     "page_indices(Tensor slots, SymInt page_size, Tensor? rows=None, Tensor? lengths=None)"
@@ -35,6 +36,11 @@ def _(tables, pages, windows):  # type: ignore[no-untyped-def]
     context = torch.library.get_ctx()
     table = tables.new_empty((3, context.new_dynamic_size()))
     return table, tables.new_empty(context.new_dynamic_size())
+
+
+@torch.library.register_fake("kvplan::plan_into")
+def _(tables, pages, windows, info):  # type: ignore[no-untyped-def]
+    return tables.new_empty((3, torch.library.get_ctx().new_dynamic_size()))
 
 
 @torch.library.register_fake("kvplan::prepare")

@@ -15,6 +15,16 @@ from ..ops.backend import send
 from .match import Slice
 
 
+class Room:
+    """Memory for one call of the op: the page ids of a request, and the words that say what came of it."""
+
+    __slots__ = ("info", "info_tensor", "pages", "pages_tensor")
+
+    def __init__(self, page_ids: int, words: int) -> None:
+        self.pages, self.info = np.zeros(page_ids, np.int64), np.zeros(words, np.int64)
+        self.pages_tensor, self.info_tensor = torch.from_numpy(self.pages), torch.from_numpy(self.info)
+
+
 class PairingTables:
     """The tables for one (source rank, destination rank). `kvplan.Pairing` adds the methods that plan with them.
 
@@ -65,8 +75,8 @@ class PairingTables:
         parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 6 * sizes[2], sizes[3] + 1])
         self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
         self.spaces, self.bounds = parts[2].view(-1, 6), parts[3]
-        #: Room for 2**k page ids at place k, kept between requests. Each room is taken by one thread at a time.
-        self.rooms: list[list[tuple[np.ndarray, torch.Tensor]]] = [[] for _ in range(64)]
+        #: At place k, rooms for 2**k page ids, kept between requests. A thread takes a room, and puts it back.
+        self.rooms: list[list[Room]] = [[] for _ in range(64)]
         self._tables_on: dict[torch.device, tuple[torch.Tensor, torch.Event]] = {}
 
     def _space_rows(self) -> list[tuple[int, ...]]:

@@ -9,6 +9,7 @@ import torch
 
 from .. import ops
 from ..ops import backend
+from ..pairing import PairingTables, Room
 from . import hooks, oracle
 from .device import Planner
 from .pages import NO_PAGES
@@ -46,32 +47,35 @@ def _made(lists: PageLists, wanted: str | None) -> Plan:
     if lists.device is not None:
         return planner(lists, lists.device, pinned=False).run()
     pairing = lists.pairing
-    rooms = None
-    if lists.size <= _SMALL:
-        # The memory of a small request's ids is kept for the next one: to make it takes longer than to plan.
-        power = lists.size.bit_length()
-        rooms = pairing.rooms[power]
-        try:
-            room = rooms.pop()
-        except IndexError:
-            room = _room(1 << power)
-        pages, tensor = room
-        np.concatenate((NO_PAGES, *lists.lists), out=pages[: lists.size])
-    else:
-        pages = np.concatenate(lists.lists)
-        tensor = torch.from_numpy(pages)
-    table, info = ops.plan(pairing.tables, tensor, lists.windows)
-    facts = info.tolist()
+    if lists.requests == 1 and lists.size <= _SMALL:
+        return _small(lists, pairing)
+    pages = np.concatenate((NO_PAGES, *lists.lists))
+    table, info = ops.plan(pairing.tables, torch.from_numpy(pages), lists.windows)
+    return _result(lists, table, info.tolist(), pages)
+
+
+def _small(lists: PageLists, pairing: PairingTables) -> Plan:
+    """One small request: memory that is kept from plan to plan, for to make it takes longer than to plan."""
+    power = lists.size.bit_length()
+    rooms = pairing.rooms[power]
+    try:
+        room = rooms.pop()  # one thread's, until it is put back
+    except IndexError:
+        room = Room(1 << power, 6 + len(pairing.segment_memories))
+    pages = room.pages[: lists.size]
+    if lists.lists:
+        np.concatenate(lists.lists, out=pages)
+    table = ops.plan_into(pairing.tables, room.pages_tensor, lists.windows, room.info_tensor)
+    plan = _result(lists, table, room.info.tolist(), pages)
+    rooms.append(room)
+    return plan
+
+
+def _result(lists: PageLists, table: torch.Tensor, facts: list[int], pages: np.ndarray) -> Plan:
+    pairing = lists.pairing
     if facts[0]:
         raise refusal(pairing, facts, pages, lists.windows)
-    if rooms is not None:
-        rooms.append(room)
     return Plan.of_info(table, pairing.segment_memories, facts, pairing.src, pairing.dst, lists.requests)
-
-
-def _room(size: int) -> tuple[np.ndarray, torch.Tensor]:
-    ids = np.zeros(size, np.int64)
-    return ids, torch.from_numpy(ids)
 
 
 def planner(lists: PageLists, device: torch.device, pinned: bool) -> Planner:
