@@ -9,7 +9,7 @@ DEMO_ARGS ?=
 SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all demo test soak bench bench-peers gpu-check lint clean
+.PHONY: all demo test sglang soak bench bench-peers gpu-check lint clean
 
 all: $(VENV)/ready
 
@@ -44,6 +44,11 @@ SOAK_FAULTS ?= 500
 soak: $(VENV)/built
 	$(PY) -m tests.soak --engine mooncake --faults $(SOAK_FAULTS) $(SOAK_ARGS)
 	$(PY) -m tests.soak --engine nixl --faults $(SOAK_FAULTS) $(SOAK_ARGS)
+
+# SGLang's own servers and managers with the plugin, in an environment of their own that is kept (6 GB).
+sglang:
+	PYTHON=$(PYTHON) sh tools/sglang_env.sh
+	.venv-sglang/bin/python -m pytest -p no:cacheprovider tests/sglang
 
 bench: $(VENV)/built
 	$(PY) -m bench

@@ -1,5 +1,7 @@
 """Regions and layouts: defaults, refusals, round trips, and the geometry of known models."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -251,3 +253,33 @@ def test_bases_as_address_mapping_and_allocator():
     assert mapped.regions[0].base == 1 << 30 and mapped.regions[0].page_bytes == 73728
     with pytest.raises(LayoutError, match="mla_kv layer 6: no address"):
         Layout.mla({("mla_kv", 5): 1 << 30}, layers=[6], num_pages=3)
+
+
+def test_pages_that_are_not_told_are_bounded_by_the_next_region() -> None:
+    def pages(*rows: tuple[int, int, int | None], **fields: object) -> list[int]:
+        bases, sizes, counts = (list(column) for column in zip(*rows, strict=True))
+        names = [f"r{k}" for k in range(len(rows))]
+        made = Layout.from_columns(names, [0] * len(rows), bases, sizes, counts, page_size=1, rows=1, **fields)
+        assert made.unsized == {(f"r{k}", 0) for k, count in enumerate(counts) if count is None}
+        assert Layout.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+        return [region.num_pages for region in made.regions]
+
+    assert pages((1000, 100, None), (2050, 100, None), (4000, 100, 7)) == [10, 19, 7]
+    assert pages((4000, 100, None), (1000, 100, None)) == [1 << 31, 30]  # none follows: page ids end at 2^31
+    assert pages(((1 << 64) - 250, 100, None)) == [2]  # addresses end sooner
+    assert pages((1000, 10, None), (1050, 10, None), (2000, 10, 1), page_stride=100) == [10, 10, 1]  # they interleave
+    assert pages((1000, 10, None), (1050, 10, None), memory=[Memory.DRAM, Memory.VRAM(0)]) == [1 << 31] * 2
+
+
+def test_a_layout_of_unknown_size_is_no_memory_to_register() -> None:
+    made = Layout([Region("kv", 3, 4096, 64, None)], page_size=1)
+    with pytest.raises(LayoutError, match=r"region kv layer 3: num_pages is not given"):
+        made.memory_spans()
+
+
+def test_columns_must_be_of_one_length() -> None:
+    with pytest.raises(LayoutError, match="base has 1 items, and there are 2 names"):
+        Layout.from_columns(["a", "b"], [0, 0], [64], [8, 8], 3, page_size=1)
+    columns = Layout.from_columns(["a", "b"], [0, 1], [0, 64], [8, 16], 4, page_size=2, space=["x", "y"], row_bytes=4)
+    regions = [Region("a", 0, 0, 8, 4, space="x", row_bytes=4), Region("b", 1, 64, 16, 4, space="y", row_bytes=4)]
+    assert columns == Layout(regions, page_size=2)

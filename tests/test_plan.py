@@ -1,5 +1,6 @@
 """Plans: arguments, refusals with their place, order, segments, chunks."""
 
+import itertools
 import random
 from types import MappingProxyType
 
@@ -446,3 +447,41 @@ def test_names_that_a_peer_chose_stay_short_in_messages():
         assert max(len(part) for part in text.replace("\\u", " ").split()) < 100
     for told in (repr(made), repr(dst), repr(src)):
         assert len(told) < 3000 and told.isascii()
+
+
+def test_lists_in_pieces_are_the_lists() -> None:
+    rng = np.random.default_rng(5)
+    for count, lengths in ((0, [1]), (3, [7]), (500, [4]), (500, [4, 9]), (500, range(1, 400))):
+        nbytes = np.sort(rng.choice(np.array(lengths), count)) if count else np.empty(0, np.int64)
+        table = torch.from_numpy(
+            np.stack([rng.integers(-(1 << 63), 1 << 63, count), rng.integers(0, 1 << 63, count), nbytes])
+        )
+        plan = kvplan.Plan(table, ())
+        src, dst, sizes = plan.lists()
+        assert (src, dst, sizes) == tuple(column.numpy().view(np.uint64).tolist() for column in table)
+        for most in (1, 64, 499, 1000):
+            pieces = list(plan.pieces(most))
+            assert [sum((piece[k] for piece in pieces), []) for k in range(3)] == [src, dst, sizes]
+            assert all(0 < len(piece[0]) <= most for piece in pieces)
+    with pytest.raises(ValueError, match="most is 0"):
+        next(plan.pieces(0))
+
+
+def test_a_plan_is_cut_by_entries() -> None:
+    src = kvplan.Layout([kvplan.Region("a", 0, 1 << 20, 64, 32), kvplan.Region("b", 0, 2 << 20, 96, 32),
+                         kvplan.Region("a", 1, 3 << 20, 64, 32)], page_size=4)  # fmt: skip
+    dst = kvplan.Layout([kvplan.Region("a", 0, 1 << 30, 64, 32, space="host"), kvplan.Region("b", 0, 2 << 30, 96, 32),
+                         kvplan.Region("a", 1, 3 << 30, 64, 32, page_stride=128)], page_size=4)  # fmt: skip
+    pairing = kvplan.pair(src, dst)
+    host, device = [3, 4, 5, 9], [7, 8, 1, 2]
+    plan = pairing.plan([0, 1, 2, 3], {"host": host, "device": device})
+    cuts = plan.entry_cuts()
+    for number, (start, stop) in enumerate(itertools.pairwise(cuts)):
+        ((source, destination),) = pairing.regions[number]
+        moved = plan.table[:, start:stop]
+        assert int(moved[2].sum()) == 4 * source.page_bytes
+        assert all(0 <= address - destination.base < destination.span_bytes for address in moved[1].tolist())
+    assert cuts[-1] == len(plan) == 2 + 2 + 4
+    with pytest.raises(ValueError, match="cut by entries"):
+        kvplan.Plan(plan.table, plan.segments).entry_cuts()
+    assert pairing.plan([], {"host": [], "device": []}).entry_cuts() == [0, 0, 0, 0]

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ..errors import LayoutError, listed, quoted, shown
 from . import wire
+from .bounds import bounded
 from .region import INT64_END, Memory, Region, integer
 
 
@@ -16,12 +17,18 @@ class Layout:
     Args:
         regions: `Region`s with distinct (name, layer). Regions of one space share one page table, so they must cover
             the same number of tokens a page.
+            A region whose `num_pages` is None gets a bound: the pages that fit before the next region of that memory
+            begins, or, where none follows, before 64-bit addresses and 2^31 page ids end. A base within the region's
+            first `page_stride` is no end of it: such regions interleave.
         page_size: tokens per page where a region does not say otherwise.
         replica: (index, count): `count` ranks hold these same bytes, this one is number `index`. On a source layout
             each region is sent by exactly one of them.
 
     Raises:
         LayoutError: two regions share (name, layer), or a space covers unequal numbers of tokens a page.
+
+    Attributes:
+        unsized: keys of the regions whose `num_pages` is such a bound, and no number that their owner gave.
     """
 
     def __init__(self, regions: Iterable[Region], *, page_size: int, replica: tuple[int, int] = (0, 1)) -> None:
@@ -30,7 +37,9 @@ class Layout:
             raise LayoutError(f"replica must be (index, count), not {shown(replica)}")
         count = integer(replica[1], "replica count", 1, 1 << 31)
         self.replica = (integer(replica[0], "replica index", 0, count), count)
-        self.regions: tuple[Region, ...] = tuple(region.resolved(self.page_size) for region in regions)
+        regions = [region.resolved(self.page_size) for region in regions]
+        self.unsized = frozenset(region.key for region in regions if region.num_pages is None)
+        self.regions: tuple[Region, ...] = tuple(bounded(regions) if self.unsized else regions)
         self.by_key: dict[tuple[str, int], Region] = {}
         tokens: dict[str, Region] = {}
         for region in self.regions:
@@ -59,7 +68,13 @@ class Layout:
         """What an engine must register: sorted (memory, base, nbytes), spans that overlap joined.
 
         Spans that only touch stay apart: they may be two allocations, which no engine can register as one.
+
+        Raises:
+            LayoutError: it is not known how many pages a region has.
         """
+        for region in self.regions:
+            if region.key in self.unsized:
+                raise LayoutError(f"{region}: num_pages is not given, so it is not known where its memory ends")
         spans: list[tuple[Memory, int, int]] = []
         order = sorted(self.regions, key=lambda r: (r.memory.kind, r.memory.device, r.base))
         for region in order:
@@ -72,7 +87,7 @@ class Layout:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able mapping. `Layout.from_dict` reads it back."""
-        return wire.write(self.regions, self.page_size, self.replica)
+        return wire.write(self.regions, self.page_size, self.replica, self.unsized)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Layout:
@@ -84,6 +99,41 @@ class Layout:
             LayoutError: a field is missing, unknown, or of the wrong type or value.
         """
         regions, page_size, replica = wire.read(data)
+        return cls(regions, page_size=page_size, replica=replica)
+
+    @classmethod
+    def from_columns(
+        cls,
+        names: Sequence[str],
+        layers: Sequence[int],
+        bases: Sequence[int],
+        page_bytes: Sequence[int],
+        num_pages: Sequence[int | None] | int | None,
+        *,
+        page_size: int,
+        replica: tuple[int, int] = (0, 1),
+        **fields: Any,
+    ) -> Layout:
+        """A layout from columns, one item a region, as serving stacks hold them.
+
+        Args:
+            names, layers, bases, page_bytes: lists of one length: see `Region`.
+            num_pages: such a list, or what all regions have; None where a peer does not say.
+            page_size, replica: see `Layout`.
+            fields: further fields of `Region`: a list gives one value a region, anything else is what all have.
+
+        Raises:
+            LayoutError: lists of unequal length; or as `Region` and `Layout`.
+        """
+        given = {"layer": layers, "base": bases, "page_bytes": page_bytes, "num_pages": num_pages} | fields
+        columns = {field: list(column) for field, column in given.items() if isinstance(column, (list, tuple))}
+        alike = {field: value for field, value in given.items() if field not in columns}
+        for field, column in columns.items():
+            if len(column) != len(names):
+                raise LayoutError(f"{field} has {len(column)} items, and there are {len(names)} names")
+        rows = zip(*columns.values(), strict=True)
+        regions = [Region(name, **dict(zip(columns, row, strict=True)), **alike)
+                   for name, row in zip(names, rows, strict=True)]  # fmt: skip
         return cls(regions, page_size=page_size, replica=replica)
 
     # Constructors for known models; defined in models.py, which needs Layout.

@@ -11,7 +11,7 @@ from ..errors import LayoutError, clipped, shown
 if TYPE_CHECKING:
     import torch
 
-_ADDRESS_END = 1 << 64  # addresses are unsigned 64-bit; some devices set bit 63
+ADDRESS_END = 1 << 64  # addresses are unsigned 64-bit; some devices set bit 63
 INT64_END = 1 << 63  # strides, sizes and page numbers travel as int64
 _NAME_END = 257  # characters of a name, at most one less
 
@@ -94,7 +94,8 @@ class Region:
             spaces too, have 1 to 256 characters, all printable: they stand in messages and logs.
         base: address of page 0, unsigned 64-bit.
         page_bytes: bytes of one page, padding included.
-        num_pages: pages in the buffer; page ids are 0 to num_pages - 1.
+        num_pages: pages in the buffer; page ids are 0 to num_pages - 1. None where a peer does not say: `Layout` then
+            bounds them by the next region, see there.
         page_stride: bytes from one page to the next; default `page_bytes`.
         tokens: tokens one page covers; default the layout's `page_size`. With an interleave it counts the tokens of
             all ranks (the virtual page).
@@ -115,7 +116,7 @@ class Region:
     layer: int
     base: int
     page_bytes: int
-    num_pages: int
+    num_pages: Any  # an int; None, if at all, only until a layout gives it a bound
     _: dataclasses.KW_ONLY
     page_stride: int | None = None
     tokens: int | None = None
@@ -143,17 +144,17 @@ class Region:
         if self.page_stride is None:
             object.__setattr__(self, "page_stride", self.page_bytes)
         self._set("layer", -INT64_END)
-        self._set("base", 0, _ADDRESS_END)
-        for field in ("page_bytes", "num_pages", "page_stride"):
+        self._set("base", 0, ADDRESS_END)
+        for field in ("page_bytes", "page_stride"):
             self._set(field, 1)
-        for field in ("tokens", "rows"):
+        for field in ("num_pages", "tokens", "rows"):
             if getattr(self, field) is not None:
                 self._set(field, 1)
         if self.row_bytes is not None:
             self._set("row_bytes", 0)
         if self.page_stride < self.page_bytes:  # type: ignore[operator]
             raise LayoutError(f"{self}: page_stride {self.page_stride} is less than page_bytes {self.page_bytes}")
-        if self.base + self.span_bytes > _ADDRESS_END:
+        if self.base + self.span_bytes > ADDRESS_END:
             raise LayoutError(f"{self}: base {self.base} + {self.span_bytes} bytes passes the end of 64-bit addresses")
 
     def _set(self, field: str, low: int, end: int = INT64_END) -> None:
@@ -171,8 +172,8 @@ class Region:
 
     @property
     def span_bytes(self) -> int:
-        """Bytes from `base` to the end of the last page."""
-        return (self.num_pages - 1) * self.page_stride + self.page_bytes  # type: ignore[operator]
+        """Bytes from `base` to the end of the last page; of one page where `num_pages` is None."""
+        return ((self.num_pages or 1) - 1) * self.page_stride + self.page_bytes  # type: ignore[operator]
 
     @property
     def compression(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..errors import LayoutError, shown
@@ -18,9 +18,12 @@ _REQUIRED = {"name", "layer", "base", "page_bytes", "num_pages"}
 _OPTIONAL = {f.name for f in dataclasses.fields(Region)} - _REQUIRED
 
 
-def write(regions: Iterable[Region], page_size: int, replica: tuple[int, int]) -> dict[str, Any]:
+def write(
+    regions: Iterable[Region], page_size: int, replica: tuple[int, int], unsized: Collection[tuple[str, int]]
+) -> dict[str, Any]:
     """The mapping that `Layout.to_dict` returns."""
-    return {"page_size": page_size, "replica": list(replica), "regions": [_region_to_dict(r) for r in regions]}
+    rows = [_region_to_dict(region) | ({"num_pages": None} if region.key in unsized else {}) for region in regions]
+    return {"page_size": page_size, "replica": list(replica), "regions": rows}
 
 
 def read(data: Any) -> tuple[list[Region], Any, Any]:

@@ -75,7 +75,9 @@ def _result(lists: PageLists, table: torch.Tensor, facts: list[int], pages: np.n
     pairing = lists.pairing
     if facts[0]:
         raise refusal(pairing, facts, pages, lists.windows)
-    return Plan.of_info(table, pairing.segment_memories, facts, pairing.src, pairing.dst, lists.requests)
+    plan = Plan.of_info(table, pairing.segment_memories, facts, pairing.src, pairing.dst, lists.requests)
+    plan.work = pairing, lists.windows, lists.size
+    return plan
 
 
 def planner(lists: PageLists, device: torch.device, pinned: bool) -> Planner:

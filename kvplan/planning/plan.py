@@ -10,7 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from .. import ops
 from ..layout import Layout, Memory
+from ..pairing import PairingTables
+
+_FEW = 64  # descriptors whose lengths are listed as they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +58,29 @@ class Request:
     num_tokens: int | None = None
 
 
+def _lists(table: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    """The rows of a table as lists of non-negative ints. Stretches of equal lengths share one int."""
+    src, dst = table[:2].view(np.uint64)
+    # A memoryview lists itself twice as fast as an array does.
+    return src.data.tolist(), dst.data.tolist(), _lengths(table[2])
+
+
+def _lengths(nbytes: np.ndarray) -> list[int]:
+    """`nbytes.tolist()`, sooner where there are few different lengths behind one another."""
+    count = len(nbytes)
+    if count < _FEW:
+        return nbytes.data.tolist()
+    stops = np.flatnonzero(nbytes[1:] != nbytes[:-1])
+    if 8 * len(stops) > count:
+        return nbytes.data.tolist()
+    lengths: list[int] = []
+    start = 0
+    for stop in [*(stops + 1).tolist(), count]:
+        lengths += [int(nbytes[start])] * (stop - start)
+        start = stop
+    return lengths
+
+
 class Plan:
     """Which bytes go where: `table`, torch int64 [3, N], rows src address, dst address, nbytes.
 
@@ -68,6 +95,9 @@ class Plan:
             requests + 1 numbers a segment. Default: one request.
         requests: how many requests it holds.
     """
+
+    #: What it was made of, for `entry_cuts`: the pairing, the windows and how many page ids there were.
+    work: tuple[PairingTables, Sequence[int], int] | None = None
 
     def __init__(
         self,
@@ -112,6 +142,26 @@ class Plan:
     def offsets(self) -> Sequence[Sequence[int]]:
         """For each segment, where the descriptors of each request begin, and where the last one's end."""
         return self._segments_and_offsets()[1]
+
+    def entry_cuts(self) -> list[int]:
+        """Where the descriptors of each entry of the pairing begin, and where the last one's end: E + 1 numbers.
+
+        Entry k, of the source and destination regions `pairing.regions[k]`, has descriptors cuts[k] to cuts[k + 1] - 1.
+
+        Raises:
+            ValueError: this is no plan of one request, as `Pairing.plan` makes them on the CPU.
+        """
+        if self.work is None or self.requests != 1:
+            raise ValueError("only a plan that Pairing.plan made on the CPU can be cut by entries")
+        pairing, windows, num_pages = self.work
+        job, _ = ops.prepare(pairing.tables, windows, num_pages)
+        groups = len(pairing.groups)
+        lists = job[ops.SIZES :][: 7 * (groups + 1)].view(-1, 7)  # struct List in csrc/job.h, and where the last ends
+        pairs = lists[:, 0].diff().numpy()
+        entries = pairing.entries.numpy()
+        ends = np.cumsum(entries[:, 4] * pairs[entries[:, 5]])  # bytes of the plan up to the end of each entry
+        cuts = np.searchsorted(np.cumsum(self.table[2].numpy()), ends, side="right")
+        return [0, *cuts.tolist()]
 
     def __len__(self) -> int:
         return self.table.shape[1]
@@ -160,8 +210,18 @@ class Plan:
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:
         """(src, dst, nbytes) as Python lists of non-negative ints, for engines that take no arrays."""
-        src, dst, nbytes = self.table.numpy().view(np.uint64)
-        return src.tolist(), dst.tolist(), nbytes.tolist()
+        return _lists(self.table.numpy())
+
+    def pieces(self, most: int) -> Iterator[tuple[list[int], list[int], list[int]]]:
+        """`lists()` in pieces of at most `most` descriptors, in order, whatever their segments.
+
+        Each piece reuses the memory of the one before, once that is dropped: one list of 500,000 takes twice as long.
+        """
+        if most < 1:
+            raise ValueError(f"most is {most}; it must be at least 1")
+        table = self.table.numpy()
+        for start in range(0, len(self), most):
+            yield _lists(table[:, start : start + most])
 
     def request(self, number: int) -> Plan:
         """The descriptors of one request of a batch, a plan of their own (a view where there is one segment)."""

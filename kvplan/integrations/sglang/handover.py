@@ -1,0 +1,73 @@
+"""Plans handed to Mooncake through SGLang's engine: as arrays, else as views of the table, else as lists in pieces."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from kvplan import Plan
+
+# Over TCP Mooncake queues 1,024 descriptors a peer, lets 1,024 more wait and fails on more.
+_TCP_PIECE = 1024
+
+#: Descriptors of a call that takes lists: they fit a core's cache, so that the next piece finds warm memory.
+LIST_PIECE = 8192
+
+#: Descriptors of a call that takes arrays or views.
+PIECE = 65_536
+
+
+class Engine:
+    """SGLang's MooncakeTransferEngine, handed plans.
+
+    Mooncake 0.3.14 and newer take arrays. Older ones take any sequence: a view of the table gives them its numbers one
+    by one, sooner than lists are made and read. An engine that is not Mooncake's own gets lists.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        mooncake = getattr(engine, "engine", None)
+        self._arrays = getattr(mooncake, "batch_transfer_sync_write_arrays", None)
+        self._views = getattr(mooncake, "batch_transfer_sync_write", None)
+        tcp = os.environ.get("MC_FORCE_TCP") == "1" or os.environ.get("MOONCAKE_PROTOCOL") == "tcp"
+        self._piece, self._list_piece = (_TCP_PIECE, _TCP_PIECE) if tcp else (PIECE, LIST_PIECE)
+
+    def send(self, session: str, plan: Plan) -> int:
+        """Write what a plan says to a peer, piece by piece.
+
+        Returns:
+            int: 0, or what the first call that failed returned.
+        """
+        if self._arrays is None and self._views is None:
+            return self._send_lists(session, plan)
+        count = len(plan)
+        table = plan.table.numpy().view(np.uint64)
+        for start in range(0, count, self._piece):
+            src, dst, nbytes = table if count <= self._piece else table[:, start : start + self._piece]
+            try:
+                if self._arrays is not None:
+                    code = self._arrays(session, src, dst, nbytes)
+                else:
+                    assert self._views is not None
+                    code = self._views(session, src.data, dst.data, nbytes.data)
+            except TypeError:  # of the arguments: nothing has been sent
+                self._arrays = self._views = None
+                code = self._send_lists(session, plan, start)
+                return code
+            except Exception:  # as SGLang's own call does
+                code = -1
+            if code != 0:
+                return code
+        return 0
+
+    def _send_lists(self, session: str, plan: Plan, start: int = 0) -> int:
+        if start == 0 and len(plan) <= self._list_piece:
+            return self._engine.batch_transfer_sync(session, *plan.lists()) if len(plan) else 0
+        rest = Plan(plan.table[:, start:], ())
+        for src, dst, nbytes in rest.pieces(self._list_piece):
+            code = self._engine.batch_transfer_sync(session, src, dst, nbytes)
+            if code != 0:
+                return code
+        return 0

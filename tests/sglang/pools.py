@@ -1,0 +1,129 @@
+"""The pools of both sides of a two-process run: NumPy arrays that stand for KV memory, and what they must hold after.
+
+A case says which buffers there are, and which bytes of the prefill side each decode buffer must get. Nothing here uses
+kvplan: the right bytes follow from page ids and row numbers alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+
+import numpy as np
+
+POOL = 96  # pages of every buffer
+RATIOS = [0, 0] + [4 if layer % 2 == 0 else 128 for layer in range(2, 43)]  # DeepSeek-V4-Flash
+C4, C128 = RATIOS.count(4), RATIOS.count(128)
+V4_PAGES = [37440] * C4 + [8448] * C4 + [1728] * C128
+WINDOW = [4096] * 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Buffers of one model on both sides, and how a request lies in them.
+
+    Attributes:
+        prefill, decode: bytes of a page of each KV buffer, in SGLang's order.
+        host: decode buffers that host page ids number.
+        draft: how many of the prefill and of the decode buffers, the last, are a draft model's.
+        page_size: tokens of a prefill page.
+        pages, chunk: prefill pages of a request, and of one chunk.
+        tokens: tokens of a request.
+        ratios: compression of each layer, or None.
+        window: bytes of a page of each buffer of the sliding window.
+        dcp: (size, rank) of the decode process.
+        own: whether pools and decode page ids are SGLang's own (sglang_pools.py), and no arrays of this file.
+    """
+
+    prefill: list[int]
+    decode: list[int]
+    host: int
+    draft: tuple[int, int] = (0, 0)
+    page_size: int = 256
+    pages: int = 60
+    chunk: int = 20
+    tokens: int = 60 * 256
+    ratios: list[int] | None = None
+    window: list[int] = dataclasses.field(default_factory=list)
+    dcp: tuple[int, int] = (1, 0)
+    own: bool = False
+
+    @property
+    def decode_pages(self) -> int:
+        """Decode page ids of a request."""
+        return -(-self.tokens // (self.page_size * self.dcp[0]))
+
+
+def _dcp(rank: int) -> Case:
+    row, draft_row, page = 1152, 512, 16
+    return Case([row * page] * 4 + [draft_row * page], [row * page] * 4 + [draft_row * page * 2], 4, (1, 1), page, 30,
+                10, 30 * page - 5, dcp=(2, rank))  # fmt: skip
+
+
+_V4 = Case(V4_PAGES, V4_PAGES, C4, ratios=RATIOS, window=WINDOW)
+CASES = {
+    "v4": _V4,
+    "decode_only_draft": dataclasses.replace(_V4, decode=[*V4_PAGES, 37440, 8448], draft=(0, 2)),
+    "latent_decode_only_draft": Case([18432] * 6, [18432] * 6 + [4096], 6, (0, 1), 16, tokens=60 * 16),
+    "v4_own_pools": Case(
+        [37440] * 3 + [8448] * 3 + [1728] * 3,
+        [37440] * 3 + [8448] * 3 + [1728] * 3,
+        3,
+        ratios=[0, 0, 4, 128, 4, 128, 4, 128],
+        own=True,
+    ),
+    "dcp_rank_0": _dcp(0),
+    "dcp_rank_1": _dcp(1),
+}
+
+
+def ids(what: str, room: int, count: int) -> np.ndarray:
+    """Page ids of a room, int32 [count], in no order; the same wherever they are asked for."""
+    rng = np.random.default_rng(zlib.crc32(what.encode()) + room)
+    return rng.permutation(POOL)[:count].astype(np.int32)
+
+
+def filled(pages: list[int], seed: int) -> list[np.ndarray]:
+    """A prefill pool: buffers uint8 [POOL, page bytes] of known random bytes."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(1, 255, (POOL, each), dtype=np.uint8) for each in pages]
+
+
+def empty(pages: list[int]) -> list[np.ndarray]:
+    """A decode pool of zeros."""
+    return [np.zeros((POOL, each), np.uint8) for each in pages]
+
+
+def first_wrong(
+    case: Case, pool: list[np.ndarray], source: list[np.ndarray], room: int, where: dict[str, np.ndarray]
+) -> str | None:
+    """The first decode buffer that does not hold what a room must leave in it, or None. `where`: page ids by space."""
+    src = ids("prefill", room, case.pages)
+    sent = len(case.prefill) - case.draft[0]
+    for number, buffer in enumerate(pool):
+        draft = number - (len(case.decode) - case.draft[1])
+        space = "host" if number < case.host else "device"
+        dst = where[space]
+        want = np.zeros_like(buffer)
+        if draft < 0:
+            _place(case, want, dst, source[number], src, case.dcp)
+        elif draft < case.draft[0]:
+            _place(case, want, dst, source[sent + draft], src, (1, 0))
+        if not np.array_equal(want, buffer):
+            page = int(np.flatnonzero((want != buffer).any(axis=1))[0])
+            return f"buffer {number}, page {page}"
+    return None
+
+
+def _place(case: Case, want: np.ndarray, dst: np.ndarray, held: np.ndarray, src: np.ndarray, share: tuple[int, int]
+           ) -> None:  # fmt: skip
+    """Copy what one decode buffer must get, row by row where rows are shared out, else page by page."""
+    size, rank = share
+    if case.dcp[0] == 1:
+        want[dst] = held[src]
+        return
+    position = np.arange(rank, case.tokens, size)
+    rows = held.reshape(POOL * case.page_size, -1)[src[position // case.page_size] * case.page_size
+                                                    + position % case.page_size]  # fmt: skip
+    local, stored = position // size, want.shape[1] // rows.shape[1]  # rows that a decode page stores
+    want.reshape(POOL * stored, -1)[dst[local // stored] * stored + local % stored] = rows

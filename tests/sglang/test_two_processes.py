@@ -1,0 +1,73 @@
+"""SGLang's manager, sender and receiver in two processes over Mooncake TCP: every byte compared; on, off, faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import two_processes
+from pools import CASES
+
+ALL_RIGHT = [True] * two_processes.ROOMS
+PLANNED = "PlannedMooncakeManager"
+
+
+def run(case: str, *, off: tuple[str, ...] = (), bad: int = -1, malformed: bool = False, restart: bool = False) -> Any:
+    arguments = ["--bad", str(bad)] + ["--malformed"] * malformed + ["--restart"] * restart
+    return two_processes.run(case, arguments, list(off), restart)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_byte_arrives(case: str) -> None:
+    found = run(case)
+    assert found["DECODE"] == [{"manager": PLANNED, "rooms": ALL_RIGHT}]
+    prefill = found["PREFILL"]
+    assert prefill["manager"] == PLANNED and prefill["left"] == []
+    function = "send_kvcache_dcp" if case.startswith("dcp") else "send_kvcache"
+    chunks = CASES[case].pages // CASES[case].chunk
+    assert prefill["planned"][function] == two_processes.ROOMS * chunks
+    assert "kvplan plans for MooncakeKVManager (prefill)" in found["log"]["prefill.log"]
+
+
+@pytest.mark.parametrize("off", [("prefill", "decode"), ("decode",), ("prefill",)], ids="-".join)
+def test_with_the_plugin_off_on_either_side(off: tuple[str, ...]) -> None:
+    found = run("v4", off=off)
+    assert found["DECODE"][0]["rooms"] == ALL_RIGHT
+    assert (found["PREFILL"]["manager"] == PLANNED) == ("prefill" not in off)
+    assert (found["DECODE"][0]["manager"] == PLANNED) == ("decode" not in off)
+
+
+def test_a_bad_page_id_and_malformed_messages_cost_their_own_room() -> None:
+    found = run("v4", bad=1, malformed=True)
+    rooms = found["DECODE"][0]["rooms"]
+    assert [rooms[room] for room in (0, 2, 3)] == [True] * 3
+    assert rooms[1] == (
+        "kvplan: space 'host': destination page id 1000000 at position 7 is out of range: region c4_kv layer 2 has "
+        "pages 0 to 95"
+    )
+    assert found["PREFILL"]["polls"] == [4, 0, 4, 4]
+    log = found["log"]["prefill.log"]
+    for reason in (
+        "493 bytes are no multiple of 8",
+        "TP size is b'x'",
+        "lists do not fit into 4 bytes",
+        "has 1 frames",
+    ):
+        assert reason in log
+
+
+def test_without_the_plugin_a_bad_page_id_costs_all_later_rooms() -> None:
+    found = run("v4", bad=1, off=("prefill", "decode"))
+    assert [room is True for room in found["DECODE"][0]["rooms"]] == [True, False, False, False]
+
+
+def test_a_bad_page_id_of_a_peer_without_the_plugin() -> None:
+    rooms = run("v4", bad=1, off=("decode",))["DECODE"][0]["rooms"]
+    assert [room is True for room in rooms] == [True, False, True, True]
+    assert "page id 1000000 at position 7 is out of range" in rooms[1]
+
+
+def test_a_decode_process_that_starts_anew() -> None:
+    found = run("v4", restart=True)
+    assert [life["rooms"] for life in found["DECODE"]] == [ALL_RIGHT, ALL_RIGHT]
+    assert found["PREFILL"]["polls"] == [4] * (2 * two_processes.ROOMS)

@@ -1,0 +1,274 @@
+"""SGLang's own KV manager, sender, receiver and bootstrap server, in a prefill and a decode process, over Mooncake TCP.
+
+No model and no GPU: the pools are NumPy arrays (pools.py), and every byte of the decode side is compared.
+
+    python tests/sglang/two_processes.py v4 [--off prefill] [--off decode] [--bad ROOM] [--malformed] [--restart]
+
+Prints one JSON object: what each side ended with. --off: that side runs without the plugin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pools
+import sglang_pools
+from pools import CASES, ids
+
+warnings.filterwarnings("ignore")
+ROOMS = 4
+SEED = 7
+OWN: list[Any] = []  # SGLang's own pools, kept as long as peers may write
+SECONDS = 60.0  # for one room; generous, since machines are loaded
+
+
+def manager(role: str, case: pools.Case, port: int) -> tuple[Any, list[Any], list[Any], list[Any]]:
+    """The manager that `get_kv_class` chooses, over pools of its own: (manager, KV, auxiliary, window buffers)."""
+    os.environ.update(MC_FORCE_TCP="1", MOONCAKE_PROTOCOL="tcp", SGLANG_HOST_IP="127.0.0.1", MC_LOG_LEVEL="ERROR")
+    from sglang.srt.runtime_context import get_context, get_parallel
+
+    server_args = get_context().override_server_args(
+        disaggregation_mode=role, disaggregation_bootstrap_port=port, host="127.0.0.1", device="cpu"
+    ).install()  # fmt: skip
+    size, rank = case.dcp if role == "decode" else (1, 0)
+    get_parallel().override_permanently(
+        tp_rank=0, pp_rank=0, attn_tp_rank=0, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_size=size, attn_dcp_rank=rank,
+        pp_group=object(),
+    )  # fmt: skip
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.disaggregation.base.conn import KVArgs, StateType
+    from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType, TransferBackend, get_kv_class
+    from sglang.srt.distributed.device_communicators import mooncake_transfer_engine
+
+    mooncake_transfer_engine.init_mooncake_transfer_engine("127.0.0.1", 0, None)
+    prefill = role == "prefill"
+    kv_pages = case.prefill if prefill else case.decode
+    kv, aux, window = (pools.filled(pages, SEED + k) if prefill else pools.empty(pages)
+                       for k, pages in enumerate((kv_pages, [64], case.window)))  # fmt: skip
+    if case.own:
+        OWN.append(sglang_pools.prefill() if prefill else sglang_pools.Decode())
+        kv = OWN[0] if prefill else OWN[0].views
+        assert [view.shape[1] for view in kv] == kv_pages
+
+    def columns(buffers: list[Any]) -> tuple[list[int], list[int], list[int]]:
+        return [b.ctypes.data for b in buffers], [b.nbytes for b in buffers], [b.shape[1] for b in buffers]
+
+    args = KVArgs()
+    args.engine_rank = args.pp_rank = args.system_dp_rank = args.gpu_id = 0
+    args.rust_http_port = args.ib_device = None
+    args.kv_cache_dtype_str = "fp8"
+    args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = columns(kv)
+    args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = columns(aux)
+    args.kv_layer_ids = []
+    states = [columns(window)] if window else []
+    args.state_types = [StateType.SWA] * len(states)
+    args.state_data_ptrs, args.state_data_lens, args.state_item_lens = ([s[k] for s in states] for k in range(3))
+    args.state_layer_ids = args.state_dim_per_tensor = args.state_slice_outer_counts = [[] for _ in states]
+    args.state_conv_shard_groups = [[] for _ in states]
+    args.kv_head_num = args.total_kv_head_num = 1
+    args.page_size = case.page_size
+    layers = len(case.ratios) if case.ratios else len(case.prefill) - case.draft[0]
+    args.prefill_start_layer, args.prefill_end_layer = 0, layers
+    args.mla_compression_ratios, args.num_draft_entries = case.ratios, case.draft[0 if prefill else 1]
+    if prefill:
+        import requests
+
+        get_kv_class(TransferBackend.MOONCAKE, KVClassType.BOOTSTRAP_SERVER)("127.0.0.1", port)
+        for _ in range(600):
+            try:
+                if requests.get(f"http://127.0.0.1:{port}/health", timeout=1).status_code == 200:
+                    break
+            except requests.RequestException:
+                time.sleep(0.1)
+    chosen = get_kv_class(TransferBackend.MOONCAKE, KVClassType.MANAGER)
+    mode = DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE
+    return chosen(args, mode, server_args, True), kv, aux, window
+
+
+def wait(thing: Any, states: tuple[int, ...], seconds: float = SECONDS) -> int:
+    """Poll a sender or receiver until it is in one of these states."""
+    end = time.time() + seconds
+    while thing.poll() not in states and time.time() < end:
+        time.sleep(0.005)
+    return int(thing.poll())
+
+
+def tell(what: str, **fields: Any) -> None:
+    """A line for the parent process."""
+    print(what + " " + json.dumps(fields), flush=True)
+
+
+def prefill(case: pools.Case, port: int, options: argparse.Namespace) -> None:
+    """Send all rooms, one after another."""
+    made, *_ = manager("prefill", case, port)
+    from sglang.srt.disaggregation.base.conn import KVPoll
+    from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
+
+    sender_class = get_kv_class(TransferBackend.MOONCAKE, KVClassType.SENDER)
+    tell("READY")
+    polls, pairings = [], []
+    for room in range(ROOMS * (2 if options.restart else 1)):
+        sender = sender_class(made, f"127.0.0.1:{port}", room)
+        sender.init(case.pages, 3)
+        wait(sender, (KVPoll.WaitingForInput, KVPoll.Failed), 3 * SECONDS)
+        src = ids("prefill", room, case.pages)
+        for start in range(0, case.pages, case.chunk):
+            stop = min(start + case.chunk, case.pages)
+            state = [ids("window", room, 4).tolist()] if case.window and stop == case.pages else None
+            tokens = min(stop * case.page_size, case.tokens) - start * case.page_size
+            sender.send(src[start:stop], state, num_kv_tokens=tokens)
+        polls.append(wait(sender, (KVPoll.Success, KVPoll.Failed)))
+        sender.clear()
+        pairings.append(len(made.peers) if hasattr(made, "peers") else None)
+    notes = getattr(made, "notes", None)
+    tell("PREFILL", manager=type(made).__name__, polls=polls, planned=dict(notes.planned) if notes else None,
+         left=[list(key) for key in notes.left] if notes else None, pairings=pairings)  # fmt: skip
+    sys.stdin.readline()  # until the decode side is done
+    os._exit(0)
+
+
+def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
+    """Receive all rooms, and compare every byte after each."""
+    made, kv, aux, window = manager("decode", case, port)
+    from sglang.srt.disaggregation.base.conn import KVPoll
+    from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
+
+    receiver_class = get_kv_class(TransferBackend.MOONCAKE, KVClassType.RECEIVER)
+    address = f"127.0.0.1:{port}"
+    end = time.time() + 3 * SECONDS
+    while not made.try_ensure_parallel_info(address) and time.time() < end:
+        time.sleep(0.2)
+    source = [view.copy() for view in sglang_pools.prefill()] if case.own else pools.filled(case.prefill, SEED)
+    source_aux, source_window = pools.filled([64], SEED + 1)[0], pools.filled(case.window, SEED + 2)
+    results: list[Any] = []
+    for room in range(options.first, options.first + ROOMS):
+        for array in (*kv, *aux, *window):
+            array[:] = 0
+        host, device = (ids(space, room, case.decode_pages) for space in ("host", "device"))
+        if case.own:
+            OWN[0].shuffle(room)
+            host, device = OWN[0].allocate(case.tokens)
+        window_ids = ids("window to", room, 4)
+        if room == options.bad:
+            host[7] = 1_000_000
+        receiver = receiver_class(made, address, room)
+        receiver.init(0)
+        if options.malformed and room == options.first:
+            _send_malformed(receiver, made, room)
+        receiver.send_metadata(host, 5, [window_ids.tolist()] if case.window else [], decode_prefix_len=0,
+                               device_kv_indices=device)  # fmt: skip
+        if wait(receiver, (KVPoll.Success, KVPoll.Failed)) != KVPoll.Success:
+            results.append(str(made.failure_records.get(room)))
+            touched = any(array.any() for array in (*kv, *window))
+            results[-1] += " (memory was written)" if touched else ""
+            receiver.clear()
+            continue
+        wrong = pools.first_wrong(case, kv, source, room, {"host": host, "device": device})
+        for number, array in enumerate(window):
+            want = array * 0
+            want[window_ids] = source_window[number][ids("window", room, 4)]
+            wrong = wrong or (None if (want == array).all() else f"window {number}")
+        wrong = wrong or (None if (aux[0][5] == source_aux[3]).all() else "auxiliary data")
+        results.append(wrong or True)
+        receiver.clear()
+    tell("DECODE", manager=type(made).__name__, rooms=results)
+    os._exit(0)
+
+
+def _send_malformed(receiver: Any, made: Any, room: int) -> None:
+    """Messages that would end SGLang's thread, ahead of the right ones."""
+    for info in receiver.bootstrap_infos:
+        good = made.build_receiver_registration_message()
+        for place, frame in ((4, good[4][:-3]), (8, b"x"), (10, b"\xff\xff\xff\xff"), (3, b"nowhere"), (16, b"7")):
+            bad = [*good[:place], frame, *good[place + 1 :]]
+            if place != 3:
+                bad[3] = b"127.0.0.1:1"
+            receiver._send_bootstrap_message(bootstrap_info=info, message=bad, operation="malformed")
+        for bad in ([b"None"], [], [b"\xff\xfe", *good[1:]], [b"77", *good[1:4], b"\1", b"2", b"", b"1"]):
+            if bad:
+                receiver._send_bootstrap_message(bootstrap_info=info, message=bad, operation="malformed")
+
+
+def run(name: str, arguments: list[str], off: list[str], restart: bool) -> dict[str, Any]:
+    """Both processes; what each told, as {"PREFILL": ..., "DECODE": [...]}, and their logs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = Path(tempfile.mkdtemp(prefix="kvplan-sglang-"))
+
+    def start(role: str, *more: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"KVPLAN_SGLANG": "0" if role in off else "1"}
+        if role in off:  # SGLang hands Mooncake all descriptors at once; its TCP queue ends at about 2,048
+            environment.setdefault("SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES", "8")
+        return subprocess.Popen(
+            [sys.executable, __file__, name, *arguments, "--role", role, "--port", str(port), *more], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(folder / f"{role}{'-'.join(more)}.log").open("w"),
+            env=environment,
+        )  # fmt: skip
+
+    children: list[subprocess.Popen[str]] = []
+    found: dict[str, Any] = {"DECODE": []}
+
+    def lines(child: subprocess.Popen[str], until: str) -> None:
+        for line in child.stdout or ():
+            word, _, rest = line.partition(" ")
+            if word == until:
+                if word == "DECODE":
+                    found[word].append(json.loads(rest))
+                elif word == "PREFILL":
+                    found[word] = json.loads(rest)
+                return
+        raise RuntimeError(f"a process ended before it said {until}: see {folder}")
+
+    try:
+        children.append(start("prefill"))
+        lines(children[0], "READY")
+        for life in range(2 if restart else 1):
+            children.append(start("decode", "--first", str(life * ROOMS)))
+            lines(children[-1], "DECODE")
+        lines(children[0], "PREFILL")
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    found["log"] = {path.name: path.read_text() for path in folder.iterdir()}
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--off", action="append", default=[], choices=["prefill", "decode"])
+    parser.add_argument("--bad", type=int, default=-1, help="a room that names a host page that does not exist")
+    parser.add_argument("--malformed", action="store_true", help="the decode side first sends malformed messages")
+    parser.add_argument("--restart", action="store_true", help="the decode process ends, and another takes its place")
+    parser.add_argument("--role", choices=["prefill", "decode"])
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--first", type=int, default=0)
+    options = parser.parse_args()
+    if options.role:
+        {"prefill": prefill, "decode": decode}[options.role](CASES[options.case], options.port, options)
+        return
+    arguments = ["--bad", str(options.bad)]
+    arguments += [f"--{flag}" for flag in ("malformed", "restart") if getattr(options, flag)]
+    found = run(options.case, arguments, options.off, options.restart)
+    logs = found.pop("log")
+    print(json.dumps(found))
+    for name, log in logs.items():
+        print(f"== {name}\n" + "\n".join(line for line in log.splitlines() if "kvplan" in line or "Error" in line))
+
+
+if __name__ == "__main__":
+    main()
