@@ -27,6 +27,9 @@ FAULTS = {
     "nixl": {"kill": 35, "refuse": 25, "cancel": 20, "stop": 20},
 }
 LONGEST = 30.0  # seconds until a transfer must have settled, the peer being well
+# Mooncake 0.3.13 sometimes never returns from its handshake with a peer that has just unregistered. That ends with the
+# peer's process, as it does in production. At most one fault in so many may end so, and one more.
+FAULTS_PER_HANG = 50
 
 
 class Wrong(AssertionError):
@@ -106,10 +109,8 @@ class Soak:
         )
         transfer = self._fault(fault, plan)
         self.counts[fault] += 1
-        try:
-            self.counts["arrived" if transfer.exception(LONGEST) is None else "not arrived"] += 1
-        except TransferTimeout as error:
-            raise Wrong(f"{transfer!r} does not end: {error}") from error
+        self._ends(transfer)
+        self.counts["arrived" if transfer.exception(0) is None else "not arrived"] += 1
         self._settled(transfer, pages, value)
         if self.failed:
             raise Wrong(f"the other traffic ended: {self.failed[0]!r}")
@@ -121,7 +122,8 @@ class Soak:
             with self.door:
                 sides.tell("unregister")
             transfer = self._submit(plan, engines.Peer(before, sides.peer.layout))
-            transfer.exception(LONGEST)
+            if not self._ends(transfer):
+                return transfer
             with self.door:
                 self._ask_for(transfer, self.rng.uniform(0, 0.02))
                 sides.tell("register")
@@ -136,7 +138,7 @@ class Soak:
             transfer.cancel()
         elif fault == "stop":
             if self.rng.random() < 0.5:
-                transfer.exception(LONGEST)
+                self._ends(transfer)
             else:
                 time.sleep(self.rng.uniform(0, 0.3))
                 transfer.cancel()
@@ -144,13 +146,35 @@ class Soak:
             sides.go_on()
         elif fault == "kill":
             time.sleep(self.rng.uniform(0, 0.003))
-            with self.door:
-                session = sides.peer.session
-                sides.kill()
-                self.engine.peer_ended(session)
-                sides.connection.close()
-                sides.start()
+            self._exchange()
         return transfer
+
+    def _exchange(self) -> None:
+        """End the peer's process, say so, and start another over the same memory."""
+        with self.door:
+            session = self.sides.peer.session
+            self.sides.kill()
+            self.engine.peer_ended(session)
+            self.sides.connection.close()
+            self.sides.start()
+
+    def _hung(self, transfer: engines.Transfer) -> None:
+        """A call of the engine does not return: do what an operator does."""
+        self.counts["hung"] += 1
+        faults = sum(self.counts[fault] for fault in FAULTS[self.kind])
+        if self.counts["hung"] > 1 + faults // FAULTS_PER_HANG:
+            raise Wrong(f"{transfer!r} neither ends nor settles, as others before it: {transfer.unsettled}")
+        self._exchange()
+
+    def _ends(self, transfer: engines.Transfer) -> bool:
+        """Wait until it has ended; whether it did without the peer's process being ended."""
+        try:
+            transfer.exception(LONGEST)
+            return True
+        except TransferTimeout:
+            self._hung(transfer)
+            transfer.exception(LONGEST)
+            return False
 
     def _submit(self, plan, peer) -> engines.Transfer:
         return self.engine.submit(plan, peer, label=str(sum(self.counts.values())), queue_behind=True)
@@ -178,6 +202,8 @@ class Soak:
         askers = [threading.Thread(target=ask, args=(limit,), daemon=True) for limit in (0.0005, 0.05, 1.0)]
         for asker in askers:
             asker.start()
+        if not told.wait(LONGEST):
+            self._hung(transfer)
         if not told.wait(LONGEST):
             told.set()
             raise Wrong(f"{transfer!r} does not settle: {transfer.unsettled}")
