@@ -329,3 +329,23 @@ def test_a_failure_names_regions_and_shortens_what_peers_say(sides):
     assert len(str(caught.value)) < 400
     with pytest.raises(ValueError, match="label must be a string"):
         sides.engine.submit(plan, sides.peer, label=7)
+
+
+def test_a_child_after_fork_ends_without_waiting_for_its_parents_calls():
+    """No thread of the parent's engine is in the child, and its lock may have been held when it was made."""
+    code = """
+import os, sys
+from engine_peer import Together
+import kvplan.engines.lanes as lanes
+lanes._EXIT_S = 1e6
+sides = Together("local")
+sides.engine.open.clear()
+transfer = sides.engine.submit(sides.plan(5)[0], sides.peer)
+with sides.engine._lock:
+    child = os.fork()
+if child == 0:
+    sys.exit(7)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+lanes._EXIT_S = 0.2
+"""
+    assert "child 7" in run(code)

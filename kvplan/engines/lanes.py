@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -77,6 +78,7 @@ class Lanes:
         self.calls = 0  # at work, for all peers
         self._many = 16  # lanes at which those that are empty by now are dropped
         self.halted = False  # starts nothing any more
+        self._process = os.getpid()
         self.by_key: dict[str, Lane] = {}
         _live.add(self)
 
@@ -230,6 +232,8 @@ class Lanes:
 
     def halt(self, seconds: float) -> None:
         """The process ends: start nothing any more, and let calls at work end, for at most so many seconds."""
+        if os.getpid() != self._process:
+            return  # a child after fork: no thread of these is here, and the lock may have been held
         with self._lock:
             self.stop()
             self.wait(lambda: not self.calls, seconds)
