@@ -349,3 +349,43 @@ print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 lanes._EXIT_S = 0.2
 """
     assert "child 7" in run(code)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ValueError])
+def test_whatever_a_callback_raises_the_lane_goes_on(error):
+    sides = Together("local")
+    try:
+
+        def raises(transfer):
+            raise error
+
+        for _ in range(6):  # more than a peer has threads
+            transfer = sides.engine.submit(sides.plan(5)[0], sides.peer)
+            transfer.add_done_callback(raises)
+            transfer.wait(10)
+        sides.engine.submit(sides.plan(5)[0], sides.peer).wait(10)
+    finally:
+        sides.engine.close(10)
+
+
+def test_an_engine_is_its_processes_own():
+    code = """
+import os
+from engine_peer import Together
+sides = Together("local")
+plan = sides.plan(5)[0]
+child = os.fork()
+if child == 0:
+    try: sides.engine.submit(plan, sides.peer)
+    except RuntimeError as error: os._exit(7 if "made in another process" in str(error) else 1)
+    os._exit(0)
+print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert "child 7" in run(code)
+
+
+def test_nobody_waits_for_a_notice_of_a_closed_engine():
+    sides = Together("local")
+    threading.Timer(0.2, sides.engine.close).start()
+    with pytest.raises(RuntimeError, match="is closed"):
+        sides.engine.wait_notice(b"never", None)

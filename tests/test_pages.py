@@ -82,6 +82,11 @@ class BrokenArray:
         raise ZeroDivisionError
 
 
+class BrokenIndex:
+    def __index__(self):
+        raise KeyError("no number")
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -125,6 +130,8 @@ BAD = {
     "dates": (np.array(["2026"] * 3, "M8[D]"), "datetime64"),
     "a DLPack array that fails": (Broken(np.array(IDS)), "KeyError"),
     "an array that fails": (BrokenArray(), "ZeroDivisionError"),
+    "a NumPy bool": ([9, np.True_, 5], "at position 1"),
+    "a number that fails": ([9, BrokenIndex(), 5], "integers [P], not object"),
     "a set": ({9, 7, 5}, "integers [P]"),
     "text": ("975", "integers [P]"),
     "None": (None, "integers [P]"),

@@ -1,6 +1,8 @@
 """Plans: arguments, refusals with their place, order, segments, chunks."""
 
+import copy
 import itertools
+import pickle
 import random
 from types import MappingProxyType
 
@@ -485,3 +487,18 @@ def test_a_plan_is_cut_by_entries() -> None:
     with pytest.raises(ValueError, match="cut by entries"):
         kvplan.Plan(plan.table, plan.segments).entry_cuts()
     assert pairing.plan([], {"host": [], "device": []}).entry_cuts() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_a_copied_pairing_plans_what_it_is_given(copied):
+    """Also after it has planned: memory that it keeps for page ids must not be shared, or be half a copy."""
+    layouts = [Layout([Region("kv", 0, base, 64, 99)], page_size=4) for base in (1 << 20, 1 << 30)]
+    made = pair(*layouts)
+    first = made.plan([1, 3, 5], [1, 3, 5]).table.clone()
+    other = copied(made)
+    want = pair(*layouts).plan([7, 9, 11], [20, 22, 24]).table
+    for one in (other, made, other):
+        assert torch.equal(one.plan([7, 9, 11], [20, 22, 24]).table, want)
+        assert torch.equal(one.plan([1, 3, 5], [1, 3, 5]).table, first)
+        with pytest.raises(PlanError, match="page id 99 at position 1"):
+            one.plan([1, 99, 5], [1, 3, 5])

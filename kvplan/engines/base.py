@@ -152,8 +152,9 @@ class Engine(Ending, Registration):
             PlanError: a descriptor is empty, or leaves what is registered; or the plan conflicts with an unsettled
                 transfer.
             ValueError: an argument is out of its range, or the engine has no notices.
-            RuntimeError: the engine is closed, or no thread can be started.
+            RuntimeError: the engine is closed, or was made in another process, or no thread can be started.
         """
+        self._lanes.check_process()
         if op not in ("write", "read"):
             raise ValueError(f"op must be 'write' or 'read', not {op!r}")
         if label is not None and not isinstance(label, str):

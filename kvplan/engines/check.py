@@ -114,6 +114,8 @@ def check(
     for segment in plan.segments:
         if segment.start != covered:
             raise PlanError(f"segments leave out descriptors {covered} to {segment.start - 1}")
+        if segment.stop < segment.start:
+            raise PlanError(f"a segment ends at descriptor {segment.stop}, before it begins at {segment.start}")
         covered = segment.stop
         nbytes = table[2, segment.start : segment.stop]
         for row, what, spans, memory in (

@@ -29,6 +29,8 @@ def ranges(plan: Plan, key: str, op: Op) -> Iterator[tuple[Place, int, torch.Ten
     """What a plan touches: place, first descriptor, int64 [2, n] of addresses and bytes."""
     src, dst = (None, key) if op == "write" else (key, None)
     for segment in plan.segments:
+        if not len(segment):
+            continue
         part = plan.table[:, segment.start : segment.stop]
         yield (src, segment.src_memory, False), segment.start, part[0::2]
         yield (dst, segment.dst_memory, True), segment.start, part[1:]

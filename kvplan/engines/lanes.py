@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import logging
 import os
 import queue
 import threading
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from ..planning import Plan
     from .transfer import Transfer
+
+_log = logging.getLogger("kvplan.engines")
 
 CALLS_PER_PEER = 2
 _IDLE_S = 10.0  # after which a thread that nobody needs ends
@@ -82,6 +85,11 @@ class Lanes:
         self.by_key: dict[str, Lane] = {}
         _live.add(self)
 
+    def check_process(self) -> None:
+        """RuntimeError in a child after fork: the engine, and its threads, are the parent's."""
+        if os.getpid() != self._process:
+            raise RuntimeError("this engine was made in another process; make one after fork")
+
     def put(self, key: str, transfer: Transfer, first: bool = False) -> None:
         """Queue a transfer, and start it where there is room.
 
@@ -95,12 +103,16 @@ class Lanes:
         (lane.queue.appendleft if first else lane.queue.append)(transfer)
         try:
             self._staff(lane)
-        except RuntimeError as error:
-            if lane.workers:
+        except BaseException as error:  # an interrupt too: what raises has no effect
+            no_thread = isinstance(error, RuntimeError)
+            if lane.workers and no_thread:
                 return  # the thread that serves this peer will come to it
-            lane.queue.remove(transfer)
+            with contextlib.suppress(ValueError):
+                lane.queue.remove(transfer)
             self._drop(lane)
-            raise RuntimeError(f"no thread can be started, so nothing is submitted: {error}") from error
+            if no_thread:
+                raise RuntimeError(f"no thread can be started, so nothing is submitted: {error}") from error
+            raise
 
     def remove(self, key: str, transfer: Transfer) -> None:
         """Take a transfer out of its queue, if it is there."""
@@ -162,7 +174,12 @@ class Lanes:
     def _serve(self, lane: Lane, job: Job | None) -> None:
         """Carry chunks of one lane until there is none left for this thread."""
         while True:
-            hold = self._carry(*job) if job is not None else 0.0
+            hold = 0.0
+            try:
+                if job is not None:
+                    hold = self._carry(*job)
+            except BaseException:  # whatever it is: the account of this lane must be kept
+                _log.exception("a call for %s ended with an error of kvplan's own", lane.key)
             with self._lock:
                 if job is not None:
                     self._ended(lane, *job, hold)

@@ -66,6 +66,8 @@ class LocalEngine(Engine):
         self._target(session)._inbox.append((self.session, notice))
 
     def _receive_notices(self) -> list[tuple[str, bytes]]:
+        if self._closed:
+            raise RuntimeError(f"{self!r} is closed")
         return [self._inbox.popleft() for _ in range(len(self._inbox))]
 
     def _shut_down(self, spans: Spans) -> None:

@@ -56,12 +56,10 @@ class Quarantine(Generic[Pages]):
         while True:
             with self._lock:
                 kept = list(self._kept.items())
-            found: list[Pages] = []
-            for number, (transfers, pages) in kept:
-                if transfers.settle(0):
-                    with self._lock:
-                        if self._kept.pop(number, None) is not None:
-                            found.append(pages)
+            settled = [number for number, (transfers, _) in kept if transfers.settle(0)]
+            with self._lock:  # only now, so that an interrupt loses none
+                taken = [self._kept.pop(number, None) for number in settled]
+            found = [entry[1] for entry in taken if entry is not None]
             rest = left(deadline)
             if found or not kept or rest == 0:
                 return found

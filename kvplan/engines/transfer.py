@@ -171,8 +171,8 @@ class Transfer:
     def add_done_callback(self, call: Callable[[Transfer], object]) -> None:
         """Have `call(transfer)` called once, when it has ended; at once where it has.
 
-        It is called by the thread that found the end, often one of the engine's, so it must be short. What it raises is
-        logged, and goes no further.
+        It is called by the thread that found the end, often one of the engine's, so it must be short, and must not call
+        `register`, `unregister` or `close`, which wait for such threads. What it raises is logged, and goes no further.
         """
         with self._changed:
             if self._end is None:
@@ -364,7 +364,7 @@ class Transfer:
     def _call(self, call: Callable[[Transfer], object]) -> None:
         try:
             call(self)
-        except Exception:
+        except BaseException:  # SystemExit and CancelledError too: they are not about the thread that found the end
             _log.exception("a callback of %r raised", self)
 
 

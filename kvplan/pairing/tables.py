@@ -79,6 +79,10 @@ class PairingTables:
         self.rooms: list[list[Room]] = [[] for _ in range(64)]
         self._tables_on: dict[torch.device, tuple[torch.Tensor, torch.Event]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, without rooms: array and tensor of a room are one memory, and a copy has two."""
+        return self.__dict__ | {"rooms": [[] for _ in self.rooms], "_tables_on": {}}
+
     def _space_rows(self) -> list[tuple[int, ...]]:
         """Rows of struct Space; fills `src_spaces` and `narrowest`."""
         members: dict[str, list[tuple[Region, Region]]] = {space: [] for space in self.space_names}

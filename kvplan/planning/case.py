@@ -81,7 +81,7 @@ def _request_to_dict(request: Request) -> dict[str, Any]:
     for name in _POSITIONS:
         value = getattr(request, name)
         if value is not None:
-            data[name] = int(value) if hasattr(value, "__index__") else shown(value)
+            data[name] = int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else shown(value)
     return data
 
 

@@ -110,18 +110,19 @@ def _from_dlpack(pages: Any, what: str, on_device: bool) -> np.ndarray | torch.T
 
 
 # What JSON has beside numbers. NumPy would make strings of all ids, as long as the longest, where one is a string.
-_NO_IDS = frozenset({bool, type(None), str, bytes, list, tuple, dict})
+_BOOLS = (bool, np.bool_)
+_NO_IDS = frozenset({*_BOOLS, type(None), str, bytes, list, tuple, dict})
 
 
 def _from_sequence(pages: Any, what: str) -> np.ndarray:
     if isinstance(pages, (list, tuple)):
         try:
             ids = np.array(packed("q", pages), np.int64)  # integers, and nothing else
-        except (TypeError, OverflowError):
+        except Exception:  # also what a type of the caller's raises
             _refuse_no_ids(pages, what)
         else:
             # A bool passes for 0 or 1, and so only these need a look.
-            if any(type(pages[place]) is bool for place in np.flatnonzero(ids.view(np.uint64) <= 1)):
+            if any(isinstance(pages[place], _BOOLS) for place in np.flatnonzero(ids.view(np.uint64) <= 1)):
                 _refuse_no_ids(pages, what)
             return ids
     try:
