@@ -29,7 +29,7 @@ FAULTS = {
 LONGEST = 30.0  # seconds until a transfer must have settled, the peer being well
 # Mooncake 0.3.13 sometimes never returns from its handshake with a peer that has just unregistered. That ends with the
 # peer's process, as it does in production. At most one fault in so many may end so, and one more.
-FAULTS_PER_HANG = 50
+FAULTS_PER_HANG = 10
 
 
 class Wrong(AssertionError):
