@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -42,6 +44,27 @@ def test_the_first_that_shares_a_byte(seed):
     assert plain.first_collision(columns(ranges), columns(others)).tolist() == [due]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_pages_of_several_regions_beside_many_others(seed):
+    """As in plans: stretches of pages of one size, each in an extent of its own; of one page, a neighbour or itself."""
+    rng = np.random.default_rng(seed)
+    page, pool, regions = int(rng.choice([64, 585, 4096])), 20_000, int(rng.integers(1, 4))
+    mine, theirs = np.split(rng.permutation(pool), [int(rng.integers(3000, 6000))])
+    theirs = theirs[: int(rng.choice([1, 5, 300, 2000, 9000]))]
+    starts = [1 + int(start) << 30 for start in rng.permutation(7)[:regions]]
+    ranges = np.concatenate([start + mine * page for start in starts])
+    others = np.sort(np.concatenate([start + theirs * page for start in starts]))
+    columns_of = [np.stack([base, np.full(len(base), page)]) for base in (ranges, others)]
+    mine, others = (torch.from_numpy(np.ascontiguousarray(rows)) for rows in columns_of)
+    assert ops.first_collision(mine, others).tolist() == [-1]
+    at = int(rng.integers(len(ranges)))
+    for base, nbytes in ((int(others[0, -1]), 1), (int(others[0, 0]) + page - 1, 5), (int(others[0, 0]) - 1, 2)):
+        met = mine.clone()
+        met[:, at] = torch.tensor([base, nbytes])
+        assert ops.first_collision(met, others).tolist() == [at]
+        assert plain.first_collision(met, others).tolist() == [at]
+
+
 @pytest.mark.parametrize("many", [1, 5000])
 @pytest.mark.parametrize(
     "one, meets",
@@ -75,6 +98,27 @@ def test_rows_may_lie_apart_and_other_forms_are_refused():
     for wrong in (table, table[0], table[:2].int(), table.T[:2], table[:2, ::2]):
         with pytest.raises(RuntimeError, match=r"must be int64 \[2, N\]"):
             ops.first_collision(wrong, columns([(24, 1)]))
+
+
+def test_a_table_that_another_thread_writes_or_that_passes_64_bits_does_no_harm():
+    others = columns([(1000 + 10 * k, 5) for k in range(500)])
+    for base, nbytes in ((-1, 2), (-1, -1), (0, -1), (1 << 62, -1)):
+        wraps = columns([(5000 + 7 * k, 3) for k in range(5000)])
+        wraps[:, 17] = torch.tensor([base, nbytes])
+        ops.first_collision(wraps, others)
+    table, ends = columns([(5000 + 7 * k, 3) for k in range(20_000)]), threading.Event()
+
+    def write():
+        while not ends.is_set():
+            table[0, ::3].random_()
+            table[1, ::5].random_()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for _ in range(200):
+        ops.first_collision(table, others)
+    ends.set()
+    writer.join()
 
 
 @pytest.mark.parametrize("count", [0, 3])

@@ -1,69 +1,151 @@
 // Which of many ranges first meets one of a sorted list.
 #include <algorithm>
 
+#include "clones.h"
 #include "stages.h"
 
 namespace kvplan::cpu {
 namespace {
 
-constexpr int64_t kMostGranules = int64_t{1} << 20;  // a bit each: 128 KiB, which stays in the cache
-constexpr int64_t kGranulesEach = 64;            // for one of the list: few more than its own are set
-constexpr int64_t kMany = 4096;                  // ranges from which the bits pay for being set
+constexpr int64_t kBlock = 4096;         // ranges looked at together: in a plan, about those of one entry
+constexpr uint64_t kGranules = 1 << 18;  // at most, a bit each: 32 KiB, which stays in the nearest cache
+constexpr uint64_t kGranulesEach = 256;   // for one of the list
+constexpr int64_t kTogether = 16;        // ranges of a block that one look at the granules tells of
 
-// The sorted list, and the search in it. Ends are last bytes: an end may be 2^64.
-class Others {
+// Ends are last bytes: an end may be 2^64.
+uint64_t last_of(const Ranges& ranges, int64_t i) { return ranges.base[i] + (ranges.nbytes[i] - 1); }
+
+// From the first to the last byte of ranges, and the bytes of the longest.
+struct Extent {
+  uint64_t low, high, longest;
+};
+
+KVPLAN_CLONES void extent_of(const uint64_t* base, const uint64_t* nbytes, int64_t n, Extent* extent) {
+  uint64_t low = UINT64_MAX, high = 0, longest = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    low = std::min(low, base[i]);
+    high = std::max(high, base[i] + (nbytes[i] - (nbytes[i] != 0)));
+    longest = std::max(longest, nbytes[i]);
+  }
+  *extent = {low, high, longest};
+}
+
+// Granules of an extent, 2^n of them, a bit each: in which of them a range may begin that meets one of a list.
+// Masked, for a table that somebody writes meanwhile.
+struct Granules {
+  uint64_t low, mask;
+  int shift;
+  std::vector<uint32_t> bits;
+
+  uint64_t of(uint64_t address) const { return (address - low) >> shift & mask; }
+  bool marked(uint64_t address) const { return bits[of(address) / 32] >> (of(address) % 32) & 1; }
+
+  void mark(uint64_t first, uint64_t last) {
+    const uint32_t from = ~uint32_t{0} << (first % 32), to = ~uint32_t{0} >> (31 - last % 32);
+    if (first / 32 == last / 32) {
+      bits[first / 32] |= from & to;
+      return;
+    }
+    bits[first / 32] |= from;
+    for (uint64_t word = first / 32 + 1; word < last / 32; ++word) bits[word] = ~uint32_t{0};
+    bits[last / 32] |= to;
+  }
+};
+
+// Whether one of n ranges begins in a granule that is marked. No branch: in scattered pages none could be foreseen.
+KVPLAN_CLONES void begins_in(const Granules& granules, const uint64_t* base, int64_t n, bool* begins) {
+  const uint32_t* bits = granules.bits.data();
+  const uint64_t low = granules.low, mask = granules.mask;
+  const int shift = granules.shift;
+  uint32_t any = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t granule = (base[i] - low) >> shift & mask;
+    any |= bits[granule / 32] >> (granule % 32);
+  }
+  *begins = any & 1;
+}
+
+// The part of a sorted list near a block of ranges.
+class Near {
  public:
-  Others(const uint64_t* base, const uint64_t* nbytes, int64_t n)
-      : base_(base), nbytes_(nbytes), n_(n), first_(base[0]), last_(last_of(n - 1)) {}
+  explicit Near(const Ranges& sorted) : all_(sorted) {}
 
-  bool outside(uint64_t start, uint64_t last) const { return (last < first_) | (start > last_); }
+  // Keeps those of the list that share a byte with an extent; false where there are none.
+  bool narrow(const Extent& extent) {
+    const uint64_t* end = std::upper_bound(all_.base, all_.base + all_.size, extent.high);
+    stop_ = end - all_.base;
+    start_ = std::upper_bound(all_.base, end, extent.low) - all_.base;
+    if (start_ > 0 && last_of(all_, start_ - 1) >= extent.low) --start_;
+    return start_ < stop_;
+  }
+
+  int64_t size() const { return stop_ - start_; }
 
   bool meets(uint64_t start, uint64_t last) const {
-    const int64_t at = std::upper_bound(base_, base_ + n_, last) - base_ - 1;  // the last one that begins by then
-    return at >= 0 && last_of(at) >= start;
+    const int64_t at = std::upper_bound(all_.base + start_, all_.base + stop_, last) - all_.base - 1;
+    return at >= start_ && last_of(all_, at) >= start;
   }
 
-  // Which granules of the list's extent hold bytes of it: most ranges are told apart by one bit.
-  void mark() {
-    const auto granules = static_cast<uint64_t>(std::min(kMostGranules, kGranulesEach * n_));
-    while ((last_ - first_) >> shift_ >= granules) ++shift_;
-    bits_.assign(granules / 64, 0);
-    for (int64_t i = 0; i < n_; ++i)
-      for (uint64_t granule = granule_of(base_[i]); granule <= granule_of(last_of(i)); ++granule)
-        bits_[granule / 64] |= uint64_t{1} << (granule % 64);
-  }
-
-  // False only where no byte of the list is near. Without a branch: in a plan of scattered pages none can be foreseen.
-  bool near(uint64_t start, uint64_t last) const {
-    const uint64_t from = granule_of(inside(start)), to = granule_of(inside(last));
-    const bool wide = to - from > 1, meets = (last >= first_) & (start <= last_);
-    return meets & (wide | bit(from) | bit(to));
+  // Marks where a range of at most `extent.longest` bytes may begin that meets one of these.
+  const Granules& mark(const Extent& extent) {
+    uint64_t count = kGranules / 8;
+    while (count < kGranules && count < kGranulesEach * static_cast<uint64_t>(size())) count *= 2;
+    granules_.low = extent.low;
+    granules_.mask = count - 1;
+    for (granules_.shift = 0; (extent.high - extent.low) >> granules_.shift >= count;) ++granules_.shift;
+    granules_.bits.assign(count / 32, 0);
+    for (int64_t i = start_; i < stop_; ++i) {
+      const uint64_t base = all_.base[i], back = extent.longest - 1;
+      const uint64_t first = base - std::min(back, base);
+      const uint64_t stop = granules_.of(std::min(last_of(all_, i), extent.high));
+      granules_.mark(granules_.of(std::max(first, extent.low)), stop);
+    }
+    return granules_;
   }
 
  private:
-  uint64_t last_of(int64_t i) const { return base_[i] + (nbytes_[i] - 1); }
-  uint64_t granule_of(uint64_t address) const { return (address - first_) >> shift_; }
-  uint64_t inside(uint64_t address) const { return std::min(std::max(address, first_), last_); }
-  bool bit(uint64_t granule) const { return bits_[granule / 64] >> (granule % 64) & 1; }
-
-  const uint64_t *base_, *nbytes_;
-  int64_t n_;
-  uint64_t first_, last_;
-  int shift_ = 0;
-  std::vector<uint64_t> bits_;
+  Ranges all_;
+  int64_t start_ = 0, stop_ = 0;
+  Granules granules_;
 };
+
+// Numbers of those of a block that begin in a granule that is marked, and how many.
+int64_t likely_of(const Ranges& ranges, const Granules& granules, bool few, int64_t* likely) {
+  int64_t count = 0;
+  for (int64_t at = 0; at < ranges.size; at += kTogether) {
+    const int64_t stop = std::min(at + kTogether, ranges.size);
+    bool begins = true;
+    if (few) begins_in(granules, ranges.base + at, stop - at, &begins);
+    for (int64_t i = at; begins && i < stop; ++i) {
+      likely[count] = i;
+      count += static_cast<int64_t>(granules.marked(ranges.base[i]));
+    }
+  }
+  return count;
+}
+
+// The first of `ranges`, a block, that meets one of the list; else -1.
+int64_t first_of_block(const Ranges& ranges, Near& near) {
+  Extent extent;
+  extent_of(ranges.base, ranges.nbytes, ranges.size, &extent);
+  if (extent.longest == 0 || !near.narrow(extent)) return -1;
+  int64_t likely[kBlock];
+  const int64_t count = likely_of(ranges, near.mark(extent), near.size() < kBlock / 16, likely);
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t i = likely[k];
+    if (ranges.nbytes[i] != 0 && near.meets(ranges.base[i], last_of(ranges, i))) return i;
+  }
+  return -1;
+}
 
 }  // namespace
 
 int64_t first_collision(const Ranges& ranges, const Ranges& sorted) {
-  if (sorted.size == 0) return -1;
-  Others others(sorted.base, sorted.nbytes, sorted.size);
-  const bool marked = ranges.size >= kMany && sorted.size > 8;
-  if (marked) others.mark();
-  for (int64_t i = 0; i < ranges.size; ++i) {
-    const uint64_t start = ranges.base[i], last = start + (ranges.nbytes[i] - 1);
-    if (marked ? !others.near(start, last) : others.outside(start, last)) continue;
-    if (ranges.nbytes[i] != 0 && others.meets(start, last)) return i;
+  Near near(sorted);
+  for (int64_t at = 0; at < ranges.size; at += kBlock) {
+    const Ranges block{ranges.base + at, ranges.nbytes + at, std::min(kBlock, ranges.size - at)};
+    const int64_t found = first_of_block(block, near);
+    if (found >= 0) return at + found;
   }
   return -1;
 }
