@@ -132,13 +132,13 @@ def large_job(pages: int, requests: int, *, scattered: bool, rows: bool, seed: i
             src.append(
                 kvplan.Region(
                     name, layer, (1 << 63) - 4096 + (1 << 40) * (2 * number + layer), rows_a_page * row_bytes, many,
-                    rows=rows_a_page,
+                    rows=rows_a_page, row_bytes=row_bytes,
                 )
             )  # fmt: skip
             dst.append(
                 kvplan.Region(
                     name, layer, (1 << 50) * (1 + 2 * number + layer), rows_a_page * row_bytes, many, rows=rows_a_page,
-                    tokens=tokens * size, space="host" if name == "kv" else "device",
+                    row_bytes=row_bytes, tokens=tokens * size, space="host" if name == "kv" else "device",
                     memory=kvplan.Memory.DRAM if name == "kv" else kvplan.Memory.VRAM(0),
                     interleave=kvplan.Interleave(size, 1) if rows else None,
                 )

@@ -68,6 +68,9 @@ class Side:
     memories: dict[str, str]
     spell_out: bool  # give Region its fields also where they are the defaults
     reverse: bool  # regions in descending order
+    order: str = "NHD"  # of tokens and heads in a page, where heads are told apart
+    pitch: int = 0  # bytes behind each row (of a head, in order HND), where a page has no padding
+    run: int = 1  # consecutive tokens that a rank that interleaves holds
 
     def tokens(self, space: str) -> int:
         """Tokens that one page of a list for this space covers, over all ranks that interleave."""
@@ -195,18 +198,35 @@ def _fields(component: Component, layer: int, side: Side, is_dst: bool, tensor: 
         "space": space,
         "memory": kvplan.Memory.DRAM if side.memories[space] == "DRAM" else kvplan.Memory.VRAM(tensor),
         "heads": held,
-        "interleave": kvplan.Interleave(side.interleave, dcp) if interleaved else None,
+        "interleave": None,
     }
+    if interleaved:
+        fits = side.run % component.compression == 0 and rows % max(side.run // component.compression, 1) == 0
+        fields["interleave"] = kvplan.Interleave(side.interleave, dcp, *([side.run] if fits and side.run > 1 else []))
+    head_major = side.order == "HND" and held is not None and not component.opaque
+    if head_major:
+        fields["order"] = "HND"
+    if side.pitch and not component.pads[is_dst] and not component.opaque:
+        fields["row_stride"] = (component.head_bytes if head_major else row_bytes) + side.pitch
     if side.spell_out or tokens != min(side.pages.values()) * side.interleave:
         fields["tokens"] = tokens
     if side.spell_out or interleaved != (side.interleave > 1) or component.compression > 1 or component.own_rows:
         fields["rows"] = rows
-    if component.opaque:
-        if side.spell_out or fields["page_bytes"] % rows == 0:
-            fields["row_bytes"] = 0
-    elif side.spell_out or component.pads[is_dst]:
+    if not component.opaque:
         fields["row_bytes"] = row_bytes
+    elif side.spell_out:
+        fields["row_bytes"] = 0
     return fields
+
+
+def extent(fields: dict[str, Any]) -> int:
+    """Bytes of a page of a region with these fields, gaps between its rows included."""
+    if "row_stride" not in fields:
+        return fields["page_bytes"]
+    heads = fields["heads"]
+    rows = fields["page_bytes"] // fields["row_bytes"]
+    blocks = heads.stop - heads.start if "order" in fields else 1
+    return blocks * rows * fields["row_stride"]
 
 
 def _placed(unplaced: list[dict[str, Any]], side: Side, number: int) -> list[kvplan.Region]:
@@ -217,17 +237,17 @@ def _placed(unplaced: list[dict[str, Any]], side: Side, number: int) -> list[kvp
         for fields in unplaced:
             pools.setdefault(fields["space"], []).append(fields)
         for pool in pools.values():
-            stride = sum(fields["page_bytes"] for fields in pool) + side.gap
+            stride = sum(extent(fields) for fields in pool) + side.gap
             offset = 0
             for fields in pool:
                 fields.update(base=cursor + offset, page_stride=stride)
-                offset += fields["page_bytes"]
+                offset += extent(fields)
             cursor += stride * max(fields["num_pages"] for fields in pool) + side.apart
     else:
         for fields in unplaced:
-            stride = fields["page_bytes"] + side.gap
+            stride = extent(fields) + side.gap
             fields["base"] = cursor
-            if side.gap or side.spell_out:
+            if side.gap or side.spell_out or "row_stride" in fields:
                 fields["page_stride"] = stride
             cursor += stride * fields["num_pages"] + side.apart
     regions = [kvplan.Region(**fields) for fields in unplaced]
@@ -256,6 +276,11 @@ def _alike(a: kvplan.Region, b: kvplan.Region) -> bool:
     return (a.tokens, a.rows, a.interleave) == (b.tokens, b.rows, b.interleave)
 
 
+def _unit(a: kvplan.Region, b: kvplan.Region) -> int:
+    """A multiple of the tokens that move as one between two regions."""
+    return math.lcm(a.compression, *(r.interleave.run for r in (a, b) if r.interleave))
+
+
 @st.composite
 def positions(draw: st.DrawFn, src: list[kvplan.Layout], dst: list[kvplan.Layout], named: list[str]) -> dict[str, int]:
     """`src_start` and `dst_start` that suit every pair of regions addressed through the positional source list."""
@@ -268,7 +293,7 @@ def positions(draw: st.DrawFn, src: list[kvplan.Layout], dst: list[kvplan.Layout
     if draw(st.booleans()):
         start = draw(st.integers(0, 5)) * math.lcm(src_step, dst_step)
         return {"src_start": start} if start or draw(st.booleans()) else {}
-    apart = math.lcm(src_step, *(a.tokens if _alike(a, b) else a.compression for a, b in pairs))
+    apart = math.lcm(src_step, *(a.tokens if _alike(a, b) else _unit(a, b) for a, b in pairs))
     dst_start = draw(st.integers(0, 3)) * math.lcm(src_step, dst_step)
     return {"src_start": dst_start + draw(st.integers(0, 5)) * apart, "dst_start": dst_start}
 
@@ -301,6 +326,9 @@ def sides(draw: st.DrawFn, is_dst: bool, spaces: list[str], largest: int, plain:
         memories={space: draw(st.sampled_from(["VRAM", "DRAM"])) for space in ("device", "host", "state")},
         spell_out=draw(st.booleans()),
         reverse=draw(st.booleans()),
+        order="NHD" if plain else draw(st.sampled_from(["NHD", "NHD", "HND"])),
+        pitch=0 if plain else draw(st.sampled_from([0, 0, 0, 1, 8])),
+        run=draw(st.sampled_from([1, 1, 2, 4])),
     )
 
 

@@ -55,12 +55,15 @@ def test_every_case_is_explained(capsys):
 
 def test_what_is_left_unsent_and_what_is_merged():
     def pool(base, heads):
-        regions = [Region("kv", k, base + 64 * k, 64, 8, page_stride=64 * 4, heads=heads) for k in range(3)]
-        return [*regions, Region("other", 0, base + 192, 64, 8, page_stride=64 * 4, heads=Heads(0, 1, 2))]
+        regions = [
+            Region("kv", k, base + 64 * k, 64, 8, page_stride=64 * 4, row_bytes=16, heads=heads) for k in range(3)
+        ]
+        return [*regions, Region("other", 0, base + 192, 64, 8, page_stride=64 * 4, row_bytes=16, heads=Heads(0, 1, 2))]
 
     src = Layout([*pool(1 << 20, Heads(0, 1, 2)), Region("draft", 0, 1 << 30, 64, 8)], page_size=4)
     dst = Layout(
-        [*pool(1 << 24, Heads(0, 1, 2))[:3], Region("other", 0, 1 << 28, 64, 8, heads=Heads(1, 2, 2))], page_size=4
+        [*pool(1 << 24, Heads(0, 1, 2))[:3], Region("other", 0, 1 << 28, 64, 8, row_bytes=16, heads=Heads(1, 2, 2))],
+        page_size=4,
     )
     text = pair(src, dst, allow_unsent=["draft"]).explain()
     assert "kv layer 0 to 2" in text and "3 regions side by side in memory moved as one" in text
@@ -86,8 +89,8 @@ def test_picture(capsys, tmp_path):
 
 
 def test_interleave_and_memory_are_words():
-    src = Layout([Region("kv", 0, 0, 64, 8, memory=Memory.VRAM(1))], page_size=4)
-    dst = Layout([Region("kv", 0, 1 << 20, 64, 8, tokens=8, interleave=Interleave(2, 1))], page_size=4)
+    src = Layout([Region("kv", 0, 0, 64, 8, row_bytes=16, memory=Memory.VRAM(1))], page_size=4)
+    dst = Layout([Region("kv", 0, 1 << 20, 64, 8, tokens=8, row_bytes=16, interleave=Interleave(2, 1))], page_size=4)
     assert "segment VRAM:1 -> DRAM" in pair(src, dst).explain()
 
 

@@ -37,8 +37,8 @@ LISTS = {"host": [8, 9, 10, 3], "device": [1, 2, 30, 31]}
 
 
 def test_a_page_of_a_page_major_pool_is_one_descriptor():
-    src = packed(1 << 40, flash(0), SPACE)
-    dst = packed(1 << 44, flash(0), SPACE)
+    src = packed(1 << 40, flash(4096), SPACE)
+    dst = packed(1 << 44, flash(4096), SPACE)
     pairing = pair(src, dst)
     assert pairing.entries[:, 4].tolist() == [998_208] and len(pairing.regions[0]) == 62
     plan = pairing.plan([5, 6, 7, 20], [8, 9, 10, 3])
@@ -48,7 +48,7 @@ def test_a_page_of_a_page_major_pool_is_one_descriptor():
 def test_two_spaces_packed_each_for_itself():
     """The source packs as the destination does: C4 KV apart, the rest together. Two descriptors a page, not 62."""
     apart = lambda region: region.name == "c4_kv"  # noqa: E731
-    src, dst = packed(1 << 40, flash(0), apart), packed(1 << 44, flash(0, **HOST), SPACE)
+    src, dst = packed(1 << 40, flash(4096), apart), packed(1 << 44, flash(4096, **HOST), SPACE)
     pairing = pair(src, dst)
     assert sorted(map(len, pairing.regions)) == [21, 41]
     plan = pairing.plan([5, 6, 20, 21], LISTS)
@@ -62,7 +62,7 @@ def test_a_partly_packed_pool_joins_what_touches_on_both_sides(side):
     """One side packs all of a space together, the other only the indexers: these alone can move as one."""
     whole, indexers = SPACE, lambda region: "c4_indexer" if region.name == "c4_indexer" else region.key
     src_rule, dst_rule = (whole, indexers) if side == "source" else (indexers, whole)
-    src, dst = packed(1 << 40, flash(0), src_rule), packed(1 << 44, flash(0, **HOST), dst_rule)
+    src, dst = packed(1 << 40, flash(4096), src_rule), packed(1 << 44, flash(4096, **HOST), dst_rule)
     pairing = pair(src, dst)
     assert sorted(map(len, pairing.regions)) == [1] * 41 + [21]
     plan = pairing.plan([5, 6, 20, 21], LISTS)
@@ -80,7 +80,7 @@ def check(src, dst, pairing, plan):
 
 def test_bytes_of_a_packed_pool_arrive():
     rng = np.random.default_rng(0)
-    sizes = Layout.deepseek_v4(0, num_pages=6)
+    sizes = Layout.deepseek_v4(4096, num_pages=6)
     pools = [np.zeros(6 * 998_208, np.uint8) for _ in range(2)]
     pools[0][:] = rng.integers(1, 255, pools[0].size, np.uint8)
     src, dst = (packed(pool.ctypes.data, sizes, SPACE) for pool in pools)

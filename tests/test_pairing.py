@@ -58,7 +58,7 @@ def test_destinations_without_a_source_are_left_alone():
 @pytest.mark.parametrize(
     ("src", "dst", "text"),
     [
-        ({"page_bytes": 64}, {"page_bytes": 128}, "4 bytes a row .* 8 for"),
+        ({"page_bytes": 64, "row_bytes": 4}, {"page_bytes": 128, "row_bytes": 8}, "4 bytes a row .* 8 for"),
         ({"rows": 4}, {"rows": 8}, "stands for 4 tokens, a destination row for 2"),
         (
             {"row_bytes": 0, "page_bytes": 65},
@@ -66,7 +66,11 @@ def test_destinations_without_a_source_are_left_alone():
             "row of the source is unknown",
         ),
         ({"heads": Heads(0, 1, 2)}, {"heads": Heads(0, 1, 4)}, "counts 2 heads in all, destination 4"),
-        ({"heads": Heads(0, 1, 2)}, {"heads": Heads(0, 2, 2)}, "bytes a row for 1 heads"),
+        (
+            {"heads": Heads(0, 1, 2), "row_bytes": 4},
+            {"heads": Heads(0, 2, 2), "row_bytes": 4},
+            "bytes a row for 1 heads",
+        ),
         ({"interleave": Interleave(2, 0), "rows": 4}, {"rows": 16}, "stands for"),
     ],
 )
@@ -80,7 +84,7 @@ def test_equal_pages_move_whole_where_rows_are_not_known():
     pairing = pair(layout(region(row_bytes=3)), layout(region(row_bytes=0)))
     assert pairing.entries[0, 4] == PAGE
     # Where only the padding differs, the rows move.
-    pairing = pair(layout(region(page_bytes=70, row_bytes=4)), layout(region()))
+    pairing = pair(layout(region(page_bytes=70, row_bytes=4)), layout(region(row_bytes=4)))
     assert pairing.entries[0].tolist()[1:] == [70, 1 << 20, 64, 64, 0]
 
 
@@ -92,7 +96,7 @@ def test_equal_pages_move_whole_where_rows_are_not_known():
     ],
 )
 def test_who_holds_nothing_of_it_owes_nothing(src, dst):
-    pairing = pair(layout(region(**src)), layout(region(**dst)))
+    pairing = pair(layout(region(row_bytes=4, **src)), layout(region(row_bytes=4, **dst)))
     assert len(pairing.plan([1], {"device": [1]})) == 0
     batch = pairing.plan_batch([Request([1], [1]), Request([2], [2])])
     assert len(batch) == 0 and len(batch.request(1)) == 0

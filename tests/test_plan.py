@@ -247,15 +247,15 @@ def test_a_batch_may_name_pages_that_it_does_not_write():
 
 def test_a_run_of_two_to_the_32_rows_keeps_its_length():
     big = 1 << 32
-    src = Layout([Region("kv", 0, 1 << 40, big, 1, tokens=big, rows=big)], page_size=4)
-    dst = Layout([Region("kv", 0, 1 << 50, big // 2, 2, tokens=big // 2, rows=big // 2)], page_size=4)
+    src = Layout([Region("kv", 0, 1 << 40, big, 1, tokens=big, row_bytes=1)], page_size=4)
+    dst = Layout([Region("kv", 0, 1 << 50, big // 2, 2, tokens=big // 2, row_bytes=1)], page_size=4)
     assert pair(src, dst).plan([0], [0, 1]).nbytes.tolist() == [big]
 
 
 def test_plans_that_no_memory_holds_are_refused():
     n = 2**61 + 2**19
-    src = Layout([Region("kv", 0, 0, 2 * n, 1, tokens=n, rows=n, heads=Heads(0, 2, 2))], page_size=4)
-    dst = Layout([Region("kv", 0, 0, n, 1, tokens=n, rows=n, heads=Heads(0, 1, 2))], page_size=4)
+    src = Layout([Region("kv", 0, 0, 2 * n, 1, tokens=n, row_bytes=2, heads=Heads(0, 2, 2))], page_size=4)
+    dst = Layout([Region("kv", 0, 0, n, 1, tokens=n, row_bytes=1, heads=Heads(0, 1, 2))], page_size=4)
     with pytest.raises(PlanError, match="space 'device'.*kv layer 0"):
         pair(src, dst).plan([0], [0])
 
@@ -288,8 +288,8 @@ def test_large_tables_are_used_again_but_never_while_held():
 
 
 def test_interleaved_sides_begin_at_a_virtual_page():
-    src = Layout([Region("kv", 0, 0, 8, 100)], page_size=4)
-    dst = Layout([Region("kv", 0, 1 << 20, 8, 100, tokens=8, interleave=Interleave(2, 1))], page_size=4)
+    src = Layout([Region("kv", 0, 0, 8, 100, row_bytes=2)], page_size=4)
+    dst = Layout([Region("kv", 0, 1 << 20, 8, 100, tokens=8, row_bytes=2, interleave=Interleave(2, 1))], page_size=4)
     pairing = pair(src, dst)
     with pytest.raises(PlanError, match="dst_start 4 must be a multiple of 8 tokens, the virtual page"):
         pairing.plan([1], {"device": [1]}, src_start=4)
@@ -394,7 +394,7 @@ def test_shares_of_any_two_interleaves_meet_where_arithmetic_says(here, there):
         ranks = draw.randrange(here), draw.randrange(there)
         sides = [
             Layout(
-                [Region("kv", 0, 1 << (40 + 4 * k), 64, 1 << 20, tokens=size, interleave=Interleave(size, rank))],
+                [Region("kv", 0, 1 << (40 + 4 * k), 64, 1 << 20, row_bytes=64, interleave=Interleave(size, rank))],
                 page_size=size,
             )
             for k, (size, rank) in enumerate(zip((here, there), ranks, strict=True))

@@ -6,6 +6,7 @@ Each holds twice: for plain clusters, and for all of them. KVPLAN_EXAMPLES sets 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,20 +115,23 @@ Name = tuple[Any, ...]
 
 def bytes_of(region: kvplan.Region, pages: list[int], start: int, heads: int) -> Iterator[tuple[int, Name, int]]:
     """(address, name, tokens that it covers) of each byte in the pages of a list that starts at token `start`."""
-    size, rank = (region.interleave.size, region.interleave.rank) if region.interleave else (1, 0)
+    share = region.interleave or kvplan.Interleave(1, 0)
     first, stop = (region.heads.start, region.heads.stop) if region.heads else (0, max(heads, 1))
     per_head = region.row_bytes // (stop - first)
-    compression = region.tokens // (region.rows * size)
+    compression = region.tokens // (region.rows * share.size)
+    run = max(share.run // compression, 1)
+    by_head = region.order == "HND"
+    row_stride = region.row_stride or (per_head if by_head else region.row_bytes)
+    head_stride = region.head_stride or (region.rows * row_stride if by_head else per_head)
     for k, page in enumerate(pages):
-        for offset in range(region.page_bytes):
-            addr = region.base + page * region.page_stride + offset
-            if offset < region.rows * region.row_bytes:
-                row, within = divmod(offset, region.row_bytes)
-                token = start + ((k * region.rows + row) * size + rank) * compression
-                head = first + within // per_head
-                yield addr, ("row", region.name, region.layer, token, head, within % per_head), compression
-            else:
-                yield addr, ("page", region.name, region.layer, start + k * region.tokens, offset), region.tokens
+        base = region.base + page * region.page_stride
+        for row, head, byte in itertools.product(range(region.rows), range(stop - first), range(per_head)):
+            local = k * region.rows + row
+            token = start + ((local // run * share.size + share.rank) * run + local % run) * compression
+            addr = base + row * row_stride + head * head_stride + byte
+            yield addr, ("row", region.name, region.layer, token, first + head, byte), compression
+        for offset in range(region.rows * region.row_bytes, region.page_bytes):
+            yield base + offset, ("page", region.name, region.layer, start + k * region.tokens, offset), region.tokens
 
 
 def check_union(cluster: Cluster, plan: Callable[[Cluster, kvplan.Layout, kvplan.Layout], list[Triple]]) -> None:
@@ -147,7 +151,7 @@ def check_union(cluster: Cluster, plan: Callable[[Cluster, kvplan.Layout, kvplan
                     region, cluster.source_list(space_of[key]), start, cluster.heads[region.name]
                 ):
                     held[-1].setdefault(addr, set()).add(name)
-                shapes.setdefault(key, set()).add(shape(region, cluster.heads[region.name]))
+                shapes.setdefault(key, set()).add((region.tokens, region.rows, region.interleave))
 
     for dst in cluster.dst:
         expected: dict[int, tuple[Name, bool]] = {}
@@ -155,13 +159,14 @@ def check_union(cluster: Cluster, plan: Callable[[Cluster, kvplan.Layout, kvplan
             key = (region.name, region.layer)
             if key in sent:
                 first, start, end = cluster.window(region.space)
-                pages_move_whole = shape(region, cluster.heads[region.name]) in shapes[key]
+                by_run = [share for _, _, share in [(0, 0, region.interleave), *shapes[key]] if share and share.run > 1]
+                whole = (region.tokens, region.rows, region.interleave) in shapes[key] or by_run
                 for addr, name, covers in bytes_of(
                     region, cluster.dst_pages[region.space], start, cluster.heads[region.name]
                 ):
                     due = name[3] < end and name[3] + covers > first
                     due = due and (name[0] == "row" or not region.row_bytes)  # padding is owed to nobody
-                    if due or pages_move_whole:
+                    if due or whole:  # pages, or the rows of a run, that move as one may be due in part
                         expected[addr] = (name, due)
 
         written: set[int] = set()
@@ -173,12 +178,6 @@ def check_union(cluster: Cluster, plan: Callable[[Cluster, kvplan.Layout, kvplan
                     assert dst_addr + i in expected, "a byte that nobody asked for is written"
                     assert expected[dst_addr + i][0] in held[number][src_addr + i], "a byte comes from the wrong place"
         assert {addr for addr, (_, due) in expected.items() if due} <= written, "a byte that is due is not written"
-
-
-def shape(region: kvplan.Region, heads: int) -> Any:
-    """Regions of equal shape exchange whole pages."""
-    held = (region.heads.start, region.heads.stop) if region.heads else (0, max(heads, 1))
-    return region.tokens, region.rows, region.interleave, held
 
 
 @pytest.mark.parametrize("plan", [oracle, package])
@@ -265,7 +264,7 @@ def written(region: kvplan.Region, triples: list[Triple]) -> bool:
     """Whether one of these begins in a page of this region."""
     return any(
         0 <= (addr - region.base) < region.num_pages * region.page_stride
-        and (addr - region.base) % region.page_stride < region.page_bytes
+        and (addr - region.base) % region.page_stride < region.page_span
         for addr, _, _ in triples
     )
 
@@ -331,7 +330,7 @@ def test_a_region_without_a_partner_is_refused(plain: bool) -> None:
 def test_heads_that_overlap_in_part() -> None:
     """No even split gives these: as many heads and bytes on both sides, and not the same heads."""
     src, dst = (
-        kvplan.Layout([kvplan.Region("k", 0, base, 16, 4, heads=heads)], page_size=2)
+        kvplan.Layout([kvplan.Region("k", 0, base, 16, 4, row_bytes=8, heads=heads)], page_size=2)
         for base, heads in ((1 << 12, kvplan.Heads(0, 2, 4)), (1 << 20, kvplan.Heads(1, 3, 4)))
     )
     expected = [((1 << 20) + 16 * 3 + 8 * row, (1 << 12) + 16 * 2 + 8 * row + 4, 4) for row in range(2)]

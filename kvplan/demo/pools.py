@@ -83,7 +83,7 @@ class Pools:
     def __init__(self, num_pages: int, num_host_pages: int | None = None, draft: bool = False) -> None:
         cuda = torch.cuda.is_available()
         memory = Memory.VRAM(0) if cuda else Memory.DRAM
-        sizes = pool_layout(0, num_pages, num_host_pages, draft)
+        sizes = pool_layout(4096, num_pages, num_host_pages, draft)
         space_of = {region.key: region.space for region in sizes.regions}
         nbytes = dict.fromkeys(sizes.spaces, 0)
         for region in sizes.regions:

@@ -131,8 +131,8 @@ def configure(args: argparse.Namespace) -> dict[str, Any]:
     config["pool_bytes"] = sum(
         region.page_bytes * region.num_pages
         for layout in (
-            pool_layout(0, config["prefill_pages"]),
-            pool_layout(0, config["device_pages"], config["host_pages"], config["draft"]),
+            pool_layout(4096, config["prefill_pages"]),
+            pool_layout(4096, config["device_pages"], config["host_pages"], config["draft"]),
         )
         for region in layout.regions
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from ..errors import LayoutError, listed, quoted, shown
+from ..errors import LayoutError, listed, quoted
 from . import wire
 from .bounds import bounded
-from .region import INT64_END, Memory, Region, integer
+from .region import INT64_END, Memory, Region, integer, replica_of
 
 
 class Layout:
@@ -22,7 +22,7 @@ class Layout:
             first `page_stride` is no end of it: such regions interleave.
         page_size: tokens per page where a region does not say otherwise.
         replica: (index, count): `count` ranks hold these same bytes, this one is number `index`. On a source layout
-            each region is sent by exactly one of them.
+            each region is sent by exactly one of them. A region may have a replica of its own.
 
     Raises:
         LayoutError: two regions share (name, layer), or a space covers unequal numbers of tokens a page.
@@ -33,10 +33,7 @@ class Layout:
 
     def __init__(self, regions: Iterable[Region], *, page_size: int, replica: tuple[int, int] = (0, 1)) -> None:
         self.page_size = integer(page_size, "page_size", 1, INT64_END)
-        if not isinstance(replica, Sequence) or len(replica) != 2:
-            raise LayoutError(f"replica must be (index, count), not {shown(replica)}")
-        count = integer(replica[1], "replica count", 1, 1 << 31)
-        self.replica = (integer(replica[0], "replica index", 0, count), count)
+        self.replica = replica_of(replica, "replica")
         regions = [region.resolved(self.page_size) for region in regions]
         self.unsized = frozenset(region.key for region in regions if region.num_pages is None)
         self.regions: tuple[Region, ...] = tuple(bounded(regions) if self.unsized else regions)
@@ -65,9 +62,10 @@ class Layout:
     __hash__ = None  # type: ignore[assignment]
 
     def memory_spans(self) -> list[tuple[Memory, int, int]]:
-        """What an engine must register: sorted (memory, base, nbytes), spans that overlap joined.
+        """What an engine must register: sorted (memory, base, nbytes), the fewest that hold all regions.
 
-        Spans that only touch stay apart: they may be two allocations, which no engine can register as one.
+        An allocation is one span (see `Region.allocation`), and spans that overlap are joined. Spans that only touch
+        stay apart: they may be two allocations, which no engine can register as one.
 
         Raises:
             LayoutError: it is not known how many pages a region has.
@@ -76,13 +74,13 @@ class Layout:
             if region.key in self.unsized:
                 raise LayoutError(f"{region}: num_pages is not given, so it is not known where its memory ends")
         spans: list[tuple[Memory, int, int]] = []
-        order = sorted(self.regions, key=lambda r: (r.memory.kind, r.memory.device, r.base))
-        for region in order:
-            if spans and spans[-1][0] == region.memory and region.base < spans[-1][1] + spans[-1][2]:
-                memory, base, nbytes = spans[-1]
-                spans[-1] = (memory, base, max(nbytes, region.base + region.span_bytes - base))
+        found = {(region.memory, *_span(region)) for region in self.regions}
+        for memory, base, nbytes in sorted(found, key=lambda span: (span[0].kind, span[0].device, *span[1:])):
+            if spans and spans[-1][0] == memory and base < spans[-1][1] + spans[-1][2]:
+                first = spans[-1][1]
+                spans[-1] = (memory, first, max(spans[-1][2], base + nbytes - first))
             else:
-                spans.append((region.memory, region.base, region.span_bytes))
+                spans.append((memory, base, nbytes))
         return spans
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,3 +138,16 @@ class Layout:
     deepseek_v4: ClassVar[Callable[..., Layout]]
     mla: ClassVar[Callable[..., Layout]]
     mha: ClassVar[Callable[..., Layout]]
+
+
+def _span(region: Region) -> tuple[int, int]:
+    """(base, bytes) to register for a region: its allocation, where it says so."""
+    if region.allocation is None:
+        return region.base, region.span_bytes
+    base, nbytes = region.allocation
+    if region.base < base or region.base + region.span_bytes > base + nbytes:
+        raise LayoutError(
+            f"{region}: its {region.span_bytes} bytes from {region.base:#x} are not within its allocation of {nbytes} "
+            f"bytes from {base:#x}"
+        )
+    return base, nbytes

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex, TypeAlias
 
 from ..errors import LayoutError
 from .layout import Layout
-from .region import Heads, Interleave, Memory, Region
+from .region import ADDRESS_END, Heads, Interleave, Memory, Region, integer
 
-Bases = int | Mapping[tuple[str, int], int] | Callable[[str, int, int], int]
-"""Where regions lie: an address from which they follow one another, a mapping (name, layer) -> address, or a function
-(name, layer, nbytes) -> address that allocates."""
+Bases: TypeAlias = """(
+    SupportsIndex
+    | Sequence[SupportsIndex]
+    | Mapping[tuple[str, int], SupportsIndex]
+    | Callable[[str, int, int], SupportsIndex]
+)"""
+"""Where regions lie: an address from which they follow one another; a sequence of addresses, one a region, in the
+layout's order; a mapping (name, layer) -> address; or a function (name, layer, nbytes) -> address that allocates. An
+address is an int, or a NumPy integer, and not 0."""
 
 _ALIGNMENT = 4096  # regions that follow one another start on a memory page, as allocators place them
 
@@ -28,18 +35,42 @@ class _Placer:
 
     def __init__(self, bases: Bases) -> None:
         self.bases = bases
-        self.next = bases if isinstance(bases, int) else 0
+        self.given: list[Any] | None = None
+        self.next = 0
+        if isinstance(bases, Mapping) or callable(bases):
+            return
+        listed = bases.tolist() if hasattr(bases, "tolist") else bases  # of NumPy or torch
+        if isinstance(listed, (list, tuple)):
+            self.given = list(listed)
+            return
+        self.next = _address(bases, "bases")
 
     def __call__(self, name: str, layer: int, nbytes: int) -> int:
+        what = f"region {name} layer {layer}: address"
         if isinstance(self.bases, Mapping):
             if (name, layer) not in self.bases:
                 raise LayoutError(f"region {name} layer {layer}: no address given")
-            return self.bases[name, layer]
+            return _address(self.bases[name, layer], what)
         if callable(self.bases):
-            return self.bases(name, layer, nbytes)
+            return _address(self.bases(name, layer, nbytes), what)
+        if self.given is not None:
+            self.next += 1
+            return _address(self.given[self.next - 1], what) if self.next <= len(self.given) else 1
         base = self.next
         self.next = -(-(base + nbytes) // _ALIGNMENT) * _ALIGNMENT
         return base
+
+    def check_count(self) -> None:
+        """Raises LayoutError unless a sequence had exactly one address a region."""
+        if self.given is not None and self.next != len(self.given):
+            raise LayoutError(f"bases has {len(self.given)} addresses, and the layout has {self.next} regions")
+
+
+def _address(value: Any, what: str) -> int:
+    address = integer(value, what, 0, ADDRESS_END)
+    if address == 0:
+        raise LayoutError(f"{what} is 0, which is no memory")
+    return address
 
 
 def _page_bytes(rows: int, row_bytes: int, multiple: int) -> int:
@@ -103,6 +134,7 @@ def deepseek_v4(
                     memory=host_memory if on_host else memory,
                 )
                 regions.append(region)
+    place.check_count()
     return Layout(regions, page_size=_V4_TOKENS, replica=replica)
 
 
@@ -141,6 +173,7 @@ def _rows_layout(
         for name in names
         for layer in held
     ]
+    place.check_count()
     return Layout(regions, page_size=page_size, replica=replica)
 
 
@@ -160,7 +193,7 @@ def mla(
     """Multi-head latent attention: one region a layer, one row a token.
 
     `row_bytes` defaults to DeepSeek-V3's (512 latent + 64 rope values) * 2 bytes. With an `interleave`, `page_size` is
-    the rows a rank stores in a page, which then covers page_size * size tokens.
+    the rows a rank stores in a page, which then covers page_size * size tokens. A sequence of `bases` is by layer.
     """
     return _rows_layout(
         [name], bases, layers, num_pages, page_size, row_bytes, space, memory, None, interleave, replica
@@ -183,7 +216,8 @@ def mha(
 ) -> Layout:
     """Multi-head or grouped-query attention: a K and a V region a layer, a row being the heads held.
 
-    `head_bytes` is head_dim * element size (default 128 * 2). `heads` says which KV heads of all this rank holds.
+    `head_bytes` is head_dim * element size (default 128 * 2). `heads` says which KV heads of all this rank holds. A
+    sequence of `bases` is K of each layer, then V of each layer.
     """
     row_bytes = (heads.stop - heads.start) * head_bytes
     return _rows_layout(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from ..errors import LayoutError, clipped, shown
-
-if TYPE_CHECKING:
-    import torch
 
 ADDRESS_END = 1 << 64  # addresses are unsigned 64-bit; some devices set bit 63
 INT64_END = 1 << 63  # strides, sizes and page numbers travel as int64
@@ -75,14 +73,27 @@ class Heads:
 
 @dataclasses.dataclass(frozen=True)
 class Interleave:
-    """Decode context parallelism: this rank holds the rows whose position % size == rank."""
+    """Context parallelism: this rank holds the tokens at the positions p with (p // run) % size == rank.
+
+    `run` is how many consecutive tokens a rank holds, 1 by default. A page holds whole runs.
+    """
 
     size: int
     rank: int
+    run: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", integer(self.size, "interleave size", 1, 1 << 16))
         object.__setattr__(self, "rank", integer(self.rank, "interleave rank", 0, self.size))
+        object.__setattr__(self, "run", integer(self.run, "interleave run", 1, INT64_END))
+
+
+def replica_of(value: Any, what: str) -> tuple[int, int]:
+    """A checked (index, count)."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
+        raise LayoutError(f"{what} must be (index, count), not {shown(value)}")
+    count = integer(value[1], f"{what} count", 1, 1 << 31)
+    return integer(value[0], f"{what} index", 0, count), count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +111,23 @@ class Region:
         tokens: tokens one page covers; default the layout's `page_size`. With an interleave it counts the tokens of
             all ranks (the virtual page).
         rows: rows one page stores; default tokens / interleave size. tokens / (rows * size) is the compression.
-        row_bytes: bytes of one row. Default page_bytes / rows where that is exact. It must be given where a page ends
-            in padding and rows are copied one by one. 0 says that a page has no separate rows (for example if scales
-            are stored after all values of a page): such a page only moves whole.
+        row_bytes: bytes of one row, all heads held together. It has no default: a pairing that copies rows one by one
+            refuses a region without it. 0 says that a page has no separate rows (for example if scales are stored
+            after all values of a page): such a page only moves whole.
         space: index space whose page numbers address this region.
         memory: `Memory.DRAM` or `Memory.VRAM(device)`.
         heads: KV heads held, of all; None means all of them.
-        interleave: DCP share of the rows; None means all of them.
+        interleave: context-parallel share of the tokens; None means all of them.
+        order: "NHD" where the tokens of a page are its outer axis, "HND" where the heads are.
+        row_stride, head_stride: bytes from one token's row to the next within a page, and from one head to the next.
+            By default rows and heads lie side by side in the given order. Where they lie apart, page_bytes counts the
+            bytes of the rows alone: rows * row_bytes. A head may lie further away than the next page.
+        format: what the bytes mean, in any words ("bf16", "fp8_e4m3"). `kvplan.pair` refuses two that differ; None
+            goes with all.
+        replica: (index, count): `count` source ranks hold these same bytes, and this one is number `index`. Default:
+            the layout's.
+        allocation: (base, bytes) of the memory that the region is a part of: engines register it whole, once.
+        shape: of the tensor it was made from, where that must agree with the page size. Filled in by `from_tensor`.
 
     Raises:
         LayoutError: a field is no integer, out of range, or contradicts another.
@@ -126,6 +147,18 @@ class Region:
     memory: Memory = Memory.DRAM
     heads: Heads | None = None
     interleave: Interleave | None = None
+    order: str = "NHD"
+    row_stride: int | None = None
+    head_stride: int | None = None
+    format: str | None = None
+    replica: tuple[int, int] | None = None
+    allocation: tuple[int, int] | None = dataclasses.field(default=None, compare=False, repr=False)
+    shape: tuple[int, ...] | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    # Made from tensors; defined in tensors.py.
+    from_tensor: ClassVar[Callable[..., Region]]
+    from_planes: ClassVar[Callable[..., tuple[Region, ...]]]
+    from_slots: ClassVar[Callable[..., Region]]
 
     def __post_init__(self) -> None:
         for field in ("name", "space"):
@@ -152,7 +185,19 @@ class Region:
                 self._set(field, 1)
         if self.row_bytes is not None:
             self._set("row_bytes", 0)
-        if self.page_stride < self.page_bytes:  # type: ignore[operator]
+        if self.order not in ("NHD", "HND"):
+            raise LayoutError(f"{self}: order must be 'NHD' or 'HND', not {shown(self.order)}")
+        for field in ("row_stride", "head_stride"):
+            if getattr(self, field) is not None:
+                self._set(field, 1)
+        if self.format is not None and not _is_name(self.format):
+            raise LayoutError(f"{self}: format must be a string of printable characters, not {shown(self.format)}")
+        if self.replica is not None:
+            object.__setattr__(self, "replica", replica_of(self.replica, f"{self}: replica"))
+        if self.allocation is not None:
+            self._check_allocation()
+        apart = self.row_stride is not None or self.head_stride is not None
+        if self.page_stride < self.page_bytes and not apart:  # type: ignore[operator]
             raise LayoutError(f"{self}: page_stride {self.page_stride} is less than page_bytes {self.page_bytes}")
         if self.base + self.span_bytes > ADDRESS_END:
             raise LayoutError(f"{self}: base {self.base} + {self.span_bytes} bytes passes the end of 64-bit addresses")
@@ -161,6 +206,13 @@ class Region:
         # `layer` comes first, and is no part of a message before it has been checked.
         what = f"region {clipped(self.name)}: layer" if field == "layer" else f"{self}: {field}"
         object.__setattr__(self, field, integer(getattr(self, field), what, low, end))
+
+    def _check_allocation(self) -> None:
+        if not isinstance(self.allocation, Sequence) or len(self.allocation) != 2:
+            raise LayoutError(f"{self}: allocation must be (base, bytes), not {shown(self.allocation)}")
+        base = integer(self.allocation[0], f"{self}: allocation base", 0, ADDRESS_END)
+        nbytes = integer(self.allocation[1], f"{self}: allocation bytes", 1, ADDRESS_END - base + 1)
+        object.__setattr__(self, "allocation", (base, nbytes))
 
     def __str__(self) -> str:
         return f"region {clipped(self.name)} layer {self.layer}"
@@ -173,7 +225,15 @@ class Region:
     @property
     def span_bytes(self) -> int:
         """Bytes from `base` to the end of the last page; of one page where `num_pages` is None."""
-        return ((self.num_pages or 1) - 1) * self.page_stride + self.page_bytes  # type: ignore[operator]
+        return ((self.num_pages or 1) - 1) * self.page_stride + self.page_span  # type: ignore[operator]
+
+    @property
+    def page_span(self) -> int:
+        """Bytes from the first to the last byte of a page."""
+        if (self.row_stride is None and self.head_stride is None) or not self.rows or not self.row_bytes:
+            return self.page_bytes
+        last = (self.rows - 1) * self.row_pitch + (self.num_heads - 1) * self.head_pitch + self.head_bytes
+        return last if self.scattered else self.page_bytes
 
     @property
     def compression(self) -> int:
@@ -181,8 +241,62 @@ class Region:
         size = self.interleave.size if self.interleave else 1
         return self.tokens // (self.rows * size)  # type: ignore[operator]
 
+    @property
+    def num_heads(self) -> int:
+        """Heads held: 1 where no heads are told apart."""
+        return self.heads.stop - self.heads.start if self.heads else 1
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of one head of one row, 0 where rows cannot be told apart."""
+        return (self.row_bytes or 0) // self.num_heads
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from one row of a page to the next: `row_stride`, or what `order` says."""
+        if self.row_stride is not None:
+            return self.row_stride
+        return self.head_bytes if self.order == "HND" else self.row_bytes or 0
+
+    @property
+    def head_pitch(self) -> int:
+        """Bytes from one head to the next: `head_stride`, or what `order` says."""
+        if self.head_stride is not None:
+            return self.head_stride
+        return self.rows * self.row_pitch if self.order == "HND" else self.head_bytes  # type: ignore[operator]
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows, and the heads of a row, can be told apart. For a region taken from a layout."""
+        return bool(self.row_bytes) and (self.order == "NHD" or self.heads is not None)
+
+    @property
+    def run_rows(self) -> int:
+        """Consecutive rows that a rank holds: the interleave's run. For a region taken from a layout."""
+        return max(self.interleave.run // self.compression, 1) if self.interleave else 1
+
+    @property
+    def scattered(self) -> bool:
+        """Whether the rows of a page do not fill one block of memory. For a region taken from a layout."""
+        if self.row_stride is None and self.head_stride is None:
+            return False
+        extent = self.head_bytes
+        for count, stride in self.axes():
+            if stride != extent:
+                return True
+            extent *= count
+        return False
+
+    def axes(self, *further: tuple[int, int]) -> list[tuple[int, int]]:
+        """(count, stride) of rows, heads and further axes where there are several; the smallest stride first."""
+        axes = [(self.rows, self.row_pitch), (self.num_heads, self.head_pitch), *further]
+        return sorted(((count, stride) for count, stride in axes if count > 1), key=lambda axis: axis[1])  # type: ignore
+
     def resolved(self, page_size: int) -> Region:
-        """This region with `tokens`, `rows` and `row_bytes` filled in, for a layout with `page_size` tokens a page."""
+        """This region with `tokens`, `rows` and `row_bytes` filled in, for a layout with `page_size` tokens a page.
+
+        `row_stride` and `head_stride` stay None where they are what `order` says: see `row_pitch` and `head_pitch`.
+        """
         size = self.interleave.size if self.interleave else 1
         tokens = page_size if self.tokens is None else self.tokens
         rows = tokens // size if self.rows is None else self.rows
@@ -190,36 +304,68 @@ class Region:
             raise LayoutError(
                 f"{self}: {tokens} tokens a page are no multiple of {max(rows, 1)} rows times interleave size {size}"
             )
-        row_bytes = self.row_bytes
-        if row_bytes is None:
-            row_bytes = self.page_bytes // rows if self.page_bytes % rows == 0 else 0
+        row_bytes = self._row_bytes_of_shape(rows) if self.row_bytes is None else self.row_bytes
         if rows * row_bytes > self.page_bytes:
             raise LayoutError(f"{self}: {rows} rows of {row_bytes} bytes exceed page_bytes {self.page_bytes}")
-        if self.heads and row_bytes % (self.heads.stop - self.heads.start):
+        if row_bytes % self.num_heads:
             raise LayoutError(f"{self}: row_bytes {row_bytes} are no multiple of the heads held ({self.heads})")
-        share = self.interleave if size > 1 else None  # a share of one is the whole
-        return dataclasses.replace(self, tokens=tokens, rows=rows, row_bytes=row_bytes, interleave=share)
+        filled: dict[str, Any] = {"tokens": tokens, "rows": rows, "row_bytes": row_bytes}
+        filled["interleave"] = self._resolved_interleave(rows, tokens // (rows * size))
+        if self.row_stride is None and self.head_stride is None:
+            return dataclasses.replace(self, **filled)
+        return dataclasses.replace(self, **filled)._checked_strides()
 
-    @classmethod
-    def from_tensor(cls, tensor: torch.Tensor, name: str, layer: int, **fields: Any) -> Region:
-        """A region over `tensor`, shape [pages, ...]: base, page_stride, page_bytes and memory are read off it.
+    def _row_bytes_of_shape(self, rows: int) -> int:
+        """Of a tensor [pages, rows, ...]; 0, for unknown, of any other."""
+        if self.shape is None or len(self.shape) < 3:
+            return 0
+        if self.shape[1] != rows:
+            raise LayoutError(
+                f"{self}: the tensor of shape {self.shape} has {self.shape[1]} at dimension 1, and a page stores "
+                f"{rows} rows. Name its axes; make a pool of token slots a region by Region.from_slots; or give "
+                f"row_bytes=0 where pages move whole"
+            )
+        return self.page_bytes // rows
 
-        Everything behind the first dimension must be contiguous. `fields` are the further fields of `Region`.
-        The tensor must outlive the region.
-        """
-        if tensor.dim() < 1 or tensor.numel() == 0:
-            raise LayoutError(f"region {name} layer {layer}: tensor of shape {tuple(tensor.shape)} holds no page")
-        if not tensor[0].is_contiguous():
-            raise LayoutError(f"region {name} layer {layer}: a page of the tensor is not contiguous")
-        item = tensor.element_size()
-        if tensor.device.type not in ("cpu", "cuda"):
-            raise LayoutError(f"region {name} layer {layer}: tensor is on {tensor.device}, neither CPU nor CUDA")
-        cuda = tensor.device.type == "cuda"
-        measured: dict[str, Any] = {
-            "base": tensor.data_ptr(),
-            "page_bytes": tensor[0].numel() * item,
-            "num_pages": tensor.shape[0],
-            "page_stride": tensor.stride(0) * item if tensor.shape[0] > 1 else tensor[0].numel() * item,
-            "memory": Memory.VRAM(tensor.device.index or 0) if cuda else Memory.DRAM,
-        }
-        return cls(name, layer, **(measured | fields))
+    def _resolved_interleave(self, rows: int, compression: int) -> Interleave | None:
+        """None for a share of one, which is the whole; run 1 where a run is one row."""
+        if self.interleave is None or self.interleave.size == 1:
+            return None
+        run = self.interleave.run
+        if (compression % run and run % compression) or rows % max(run // compression, 1):
+            raise LayoutError(
+                f"{self}: an interleave run of {run} tokens must be whole rows and divide a page, which stores {rows} "
+                f"rows of {compression} tokens"
+            )
+        return dataclasses.replace(self.interleave, run=run if run > compression else 1)
+
+    def _checked_strides(self) -> Region:
+        """This region, strides that say what `order` says left out. No two rows or heads may share a byte."""
+        if not self.row_bytes:
+            raise LayoutError(f"{self}: row_stride and head_stride need row_bytes")
+        if self.heads is None and (self.head_stride is not None or self.order == "HND"):
+            raise LayoutError(f"{self}: head_stride, and strides of order 'HND', need heads")
+        head_major = self.order == "HND"
+        row_pitch = self.head_bytes if head_major else self.row_bytes
+        head_pitch = self.rows * row_pitch if head_major else self.head_bytes  # type: ignore[operator]
+        if (self.row_pitch, self.head_pitch) == (row_pitch, head_pitch):
+            return dataclasses.replace(self, row_stride=None, head_stride=None)
+        if self.scattered and self.page_bytes != self.rows * self.row_bytes:  # type: ignore[operator]
+            raise LayoutError(
+                f"{self}: page_bytes is {self.page_bytes}; where rows lie apart it counts {self.rows} rows of "
+                f"{self.row_bytes} bytes alone"
+            )
+        if self.base + self.span_bytes > ADDRESS_END:
+            raise LayoutError(f"{self}: base {self.base} + {self.span_bytes} bytes passes the end of 64-bit addresses")
+        extent = self.head_bytes
+        pages: int = ADDRESS_END if self.num_pages is None else self.num_pages
+        for count, stride in self.axes((pages, self.page_stride)):  # type: ignore[arg-type]
+            if stride < extent:
+                raise LayoutError(
+                    f"{self}: its own bytes overlap: page_stride {self.page_stride}, row_stride {self.row_pitch}, "
+                    f"head_stride {self.head_pitch}, {self.num_heads} heads of {self.head_bytes} bytes"
+                )
+            extent = (count - 1) * stride + extent
+        if not self.scattered and self.page_stride < self.page_bytes:  # type: ignore[operator]
+            raise LayoutError(f"{self}: page_stride {self.page_stride} is less than page_bytes {self.page_bytes}")
+        return self

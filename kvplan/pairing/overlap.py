@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 from ..errors import PairingError
-from ..layout import Region
+from ..layout import Memory, Region
 
 _MOST_STEPS = 1 << 22  # of all comparisons together, a few seconds; only strides that no allocator makes need more
 
@@ -19,15 +21,29 @@ def first_overlap(regions: Sequence[Region], written: Collection[tuple[str, int]
     n log n for regions of equal stride.
     """
     left = [_MOST_STEPS]
-    spaces = defaultdict(list)
+    spaces: defaultdict[Memory, list[Region]] = defaultdict(list)
     for region in regions:
-        spaces[region.memory].append(region)
+        spaces[region.memory] += _blocks(region)
     for members in spaces.values():
         for cluster in _clusters(members):
             clash = _first_in_cluster(cluster, written, left)
             if clash is not None:
                 return clash
     return None
+
+
+def _blocks(region: Region) -> list[Region]:
+    """The region, or where its rows lie apart, a region for each block of bytes that a page has."""
+    if not region.scattered:
+        return [region]
+    block, starts = region.head_bytes, [0]
+    for count, stride in region.axes():
+        if stride == block and len(starts) == 1:
+            block *= count
+        else:
+            starts = [start + number * stride for number in range(count) for start in starts]
+    plain: dict[str, Any] = {"page_bytes": block, "row_bytes": 0, "row_stride": None, "head_stride": None}
+    return [dataclasses.replace(region, base=region.base + start, **plain) for start in starts]
 
 
 def _clusters(regions: Iterable[Region]) -> Iterable[list[Region]]:
@@ -64,7 +80,7 @@ def _first_in_cluster(
         for one, other in itertools.product(members, rivals):
             matters = one.key in written or other.key in written
             _step(left, 1, one, other)
-            if matters and one is not other and _share_a_byte(one, other, left):
+            if matters and one.key != other.key and _share_a_byte(one, other, left):
                 return one, other
     return None
 

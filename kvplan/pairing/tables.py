@@ -12,7 +12,7 @@ import torch
 from ..errors import PairingError, listed, quoted
 from ..layout import Layout, Memory, Region
 from ..ops.backend import send
-from .match import Slice
+from .slices import Slice
 
 
 class Room:
@@ -125,11 +125,9 @@ class PairingTables:
         """The destination region whose num_pages bounds the page ids of `space`."""
         return self.narrowest[self._number[space]][1]
 
-    def whole(self, entry: int) -> bool:
-        """Whether an entry moves whole pages, not rows: then a row is a page (see Side in csrc/entry.h)."""
-        source, destination = self.regions[entry][0]
-        compression = int(self.groups[int(self.entries[entry, 5]), 1])
-        return compression == source.tokens == destination.tokens and source.heads == destination.heads
+    def step(self, entry: int) -> int:
+        """Tokens that an entry moves as one: those of a page, of a row, or of a run of rows."""
+        return int(self.groups[int(self.entries[entry, 5]), 1])
 
     def __repr__(self) -> str:
         sizes = f"{len(self.entries)} entries, {len(self.groups)} groups"

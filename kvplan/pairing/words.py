@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..errors import clipped, quoted
 from ..layout import Region
+from .match import shares
 from .tables import PairingTables
 
 
@@ -27,8 +28,14 @@ def _rule(pairing: PairingTables, number: int, entry: list[int]) -> tuple[str, .
     regions = pairing.regions[number]
     _, src_stride, _, dst_stride, nbytes, group = entry
     merged = f", {len(regions)} regions side by side in memory moved as one" if len(regions) > 1 else ""
-    rule = "whole pages" if pairing.whole(number) else _row_rule(*regions[0])
+    source, destination = regions[0]
+    pages = pairing.step(number) == source.tokens == destination.tokens
+    whole = pages and source.heads == destination.heads and nbytes >= (source.rows or 1) * (source.row_bytes or 0)
+    rule = "whole pages" if whole else _differences("heads of each page" if pages else "rows", source, destination)
     names = ", ".join(dict.fromkeys(source.name for source, _ in regions))
+    unknown = [side for side, region in (("source", source), ("destination", destination)) if region.format is None]
+    one = len(unknown) == 1
+    merged += f"; the {unknown[0]} does not say its format" if one else ""
     spaces = f"space {quoted(regions[0][0].space)} -> {quoted(regions[0][1].space)}"
     return (
         f"group {group}",
@@ -62,33 +69,39 @@ def ranges(numbers: list[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in parts)
 
 
-def _row_rule(source: Region, destination: Region) -> str:
-    """Why rows move one by one: what differs between the sides."""
+def _differences(what: str, source: Region, destination: Region) -> str:
+    """What moves, and why not whole pages: what differs between the sides."""
     reasons = []
     if source.heads != destination.heads:
         sides = [f"{r.heads.start} to {r.heads.stop - 1}" if r.heads else "all" for r in (source, destination)]
         reasons.append(f"heads {sides[0]} -> {sides[1]}")
     if source.interleave != destination.interleave:
-        shares = [f"rank {r.interleave.rank} of {r.interleave.size}" if r.interleave else "all rows"
-                  for r in (source, destination)]  # fmt: skip
-        reasons.append(f"{shares[0]} -> {shares[1]}")
+        reasons.append(f"{_share(source)} -> {_share(destination)}")
     if source.rows != destination.rows:
         reasons.append(f"{source.rows} -> {destination.rows} rows a page")
-    return "rows (" + "; ".join(reasons or ["pages differ"]) + ")"
+    if source.order != destination.order:
+        reasons.append(f"{source.order} -> {destination.order}")
+    return f"{what} ({'; '.join(reasons or ['pages differ'])})"
+
+
+def _share(region: Region) -> str:
+    share = region.interleave
+    if share is None:
+        return "all rows"
+    return f"rank {share.rank} of {share.size}" + (f" in runs of {share.run} tokens" if share.run > 1 else "")
 
 
 def _left(pairing: PairingTables, sent: set[tuple[str, int]]) -> list[str]:
     """What is not sent, and what is not written, and why."""
-    index, count = pairing.src.replica
-    order = {key: number for number, key in enumerate(sorted(pairing.src.by_key))}
+    mine = shares(pairing.src)
     unsent: dict[tuple[str, str], list[Region]] = {}
     for region in pairing.src.regions:
         if region.key in sent:
             continue
         if region.key not in pairing.dst.by_key:
             why = "allowed to stay unsent"
-        elif count > 1 and order[region.key] % count != index:
-            why = f"sent by another of the {count} replicas"
+        elif region.key not in mine:
+            why = f"sent by another of the {(region.replica or pairing.src.replica)[1]} replicas"
         else:
             why = "this peer holds none of its heads"
         unsent.setdefault((region.name, why), []).append(region)

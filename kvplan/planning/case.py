@@ -97,7 +97,7 @@ def load(path: Path | str) -> Case:
     The file is an object with these names:
 
     * `src` and `dst`: layouts as `Layout.to_dict` writes them; or their lists of regions, with `page_size` (tokens a
-      page) and, if needed, `src_replica` beside them.
+      page) and, if needed, `src_replica` beside them. A region without `row_bytes` has pages without padding.
     * `requests`: a list of objects with `src_pages`, `dst_pages`, and where they are not the default `src_start`,
       `dst_start`, `num_tokens`. One request may also stand in the file itself. Layouts may stand alone.
     * `allow_unsent`: as in `kvplan.pair`; by default none.

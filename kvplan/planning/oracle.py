@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
 
@@ -45,6 +47,8 @@ def plan(lists: PageLists) -> Plan:
 def _descriptors(pairing: PairingTables, segment: int, request: Request) -> list[tuple[int, int, int]]:
     start, stop = pairing.bounds[segment : segment + 2].tolist()
     entries = [[source for source, _ in regions] for regions in pairing.regions[start:stop]]
-    sent = Layout([region for regions in entries for region in regions], page_size=pairing.src.page_size)
-    together = [[region.key for region in regions] for regions in entries if len(regions) > 1]
+    # All of them are sent: whose turn it is among replicas is settled.
+    found = {region.key: dataclasses.replace(region, replica=None) for regions in entries for region in regions}
+    sent = Layout(found.values(), page_size=pairing.src.page_size)
+    together = [[region.key for region in regions] for regions in entries]
     return reference.descriptors(sent, pairing.dst, **vars(request), entries=together)

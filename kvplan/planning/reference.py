@@ -11,7 +11,9 @@ is seen through; a row *covers* as many tokens as the region's compression.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +38,19 @@ def descriptors(*arguments: Any, entries: Iterable[Iterable[tuple[str, int]]] = 
     source layout, then position. Adjacent moves of one entry are merged into one
     descriptor if both addresses are contiguous: whole pages, and rows that lie side by side.
 
-    `entries` names regions, by (name, layer), that are moved as one because they lie side by side in each page. Every
-    other pair is an entry of its own. All other arguments and errors are those of `moves`.
+    `entries` names regions, by (name, layer), that are moved as one because they lie side by side in each page: a list
+    for each entry. A pair that moves in several pieces is named once for each. A pair that is not named is entries of
+    its own. All other arguments and errors are those of `moves`.
     """
     found = moves(*arguments, **named)
-    shared = {key: number for number, keys in enumerate(entries) for key in keys}
+    shared: dict[Any, list[int]] = {}
+    for number, keys in enumerate(entries):
+        for key in keys:
+            shared.setdefault(key, []).append(number)
     together: dict[Any, list[tuple[_Pair, list[Triple]]]] = {}
-    for pair, moved in found:
-        key = (pair.src.name, pair.src.layer)
-        together.setdefault(shared.get(key, key), []).append((pair, moved))
+    for number, (pair, moved) in enumerate(found):
+        own = shared.get((pair.src.name, pair.src.layer))
+        together.setdefault(own.pop(0) if own else (number,), []).append((pair, moved))
 
     segments: dict[Any, list[Triple]] = {}
     for members in together.values():
@@ -109,22 +115,75 @@ class _Pair:
         there = range(*self.heads(self.dst))
         return [head for head in range(*self.heads(self.src)) if head in there]
 
-    def alike(self) -> bool:
-        """Whether both sides lay out a page in the same way, so that pages move whole."""
+    def same_pages(self) -> bool:
+        """Whether a page is as many tokens and rows on both sides, and the same of all."""
         return (
             self.src.tokens == self.dst.tokens
             and self.src.rows == self.dst.rows
             and _interleave(self.src) == _interleave(self.dst)
-            and self.heads(self.src) == self.heads(self.dst)
+        )
+
+    def alike(self) -> bool:
+        """Whether both sides lay out a page in the same way and in one block, so that pages move whole."""
+        src, dst = self.src, self.dst
+        if not self.same_pages() or self.heads(src) != self.heads(dst):
+            return False
+        if not (src.row_bytes and dst.row_bytes) or not (self.has_heads(src) and self.has_heads(dst)):
+            return bool(src.order == dst.order and src.page_bytes == dst.page_bytes)
+        if src.row_bytes != dst.row_bytes:
+            return False
+        places = [[self.place(side, row, head) for row, head in self.cells()] for side in (src, dst)]
+        extent = src.rows * src.row_bytes
+        return places[0] == places[1] and max(places[0]) - min(places[0]) + self.per_head(src) == extent
+
+    def has_heads(self, region: Any) -> bool:
+        """Whether one row's heads can be told apart: in order HND nothing can be where heads are not named."""
+        return bool(region.order == "NHD" or self.src.heads is not None or self.dst.heads is not None)
+
+    def per_head(self, region: Any) -> int:
+        """Bytes of one head of a row."""
+        start, stop = self.heads(region)
+        return int(region.row_bytes // (stop - start))
+
+    def cells(self) -> list[tuple[int, int]]:
+        """(row, head) of everything in a page of the source."""
+        return [(row, head) for row in range(self.src.rows) for head in range(*self.heads(self.src))]
+
+    def place(self, region: Any, row: int, head: int) -> int:
+        """Bytes from the beginning of a page to one head of one row."""
+        first, stop = self.heads(region)
+        per_head, row_stride, head_stride = self.per_head(region), region.row_stride, region.head_stride
+        if region.order == "NHD":
+            row_stride = row_stride or per_head * (stop - first)
+            head_stride = head_stride or per_head
+        else:
+            row_stride = row_stride or per_head
+            head_stride = head_stride or region.rows * row_stride
+        return int(row * row_stride + (head - first) * head_stride)
+
+    def adjacent(self, cells: list[tuple[int, int]]) -> bool:
+        """Whether these (row, head) of a page lie behind one another, without a gap, on both sides."""
+        per_head = self.per_head(self.src)
+        return all(
+            self.place(region, *after) == self.place(region, *before) + per_head
+            for region in (self.src, self.dst)
+            for before, after in itertools.pairwise(cells)
         )
 
 
-def _interleave(region: Any) -> tuple[int, int]:
-    return (1, 0) if region.interleave is None else (region.interleave.size, region.interleave.rank)
+def _interleave(region: Any) -> tuple[int, int, int]:
+    """(size, rank, run in tokens)."""
+    share = region.interleave
+    return (1, 0, 1) if share is None else (share.size, share.rank, share.run)
+
+
+def _run_rows(region: Any) -> int:
+    """Rows that lie in one run; at least one."""
+    return max(_interleave(region)[2] // _compression(region), 1)
 
 
 def _compression(region: Any) -> int:
-    size, _ = _interleave(region)
+    size, _, _ = _interleave(region)
     tokens_per_row, left = divmod(region.tokens, region.rows * size)
     if left or tokens_per_row < 1:
         raise PairingError(
@@ -140,8 +199,9 @@ def _pairs(src_layout: Any, dst_layout: Any, allow_unsent: Iterable[str]) -> lis
     Page lists are checked only for these pairs: this source owes the others nothing.
     """
     partners = {(region.name, region.layer): region for region in dst_layout.regions}
-    index, count = src_layout.replica
-    number = {key: k for k, key in enumerate(sorted((r.name, r.layer) for r in src_layout.regions))}
+    held: dict[Any, list[Any]] = {}  # keys of the regions that are held equally often
+    for region in sorted(src_layout.regions, key=lambda region: (region.name, region.layer)):
+        held.setdefault(region.replica or src_layout.replica, []).append((region.name, region.layer))
     unsent = set(allow_unsent)
     pairs = []
     for region in src_layout.regions:
@@ -152,13 +212,16 @@ def _pairs(src_layout: Any, dst_layout: Any, allow_unsent: Iterable[str]) -> lis
             raise PairingError(f"region ({region.name!r}, layer {region.layer}) has no destination")
         pair = _Pair(region, partners[key])
         _check_geometry(pair)
-        if number[key] % count == index and pair.heads_in_common():
+        index, count = region.replica or src_layout.replica
+        if held[index, count].index(key) % count == index and pair.heads_in_common():
             pairs.append(pair)
     return pairs
 
 
 def _check_geometry(pair: _Pair) -> None:
     src, dst = pair.src, pair.dst
+    if None not in (src.format, dst.format) and src.format != dst.format:
+        raise PairingError(f"{pair}: format {src.format!r} here, {dst.format!r} there")
     if _compression(src) != _compression(dst):
         raise PairingError(f"{pair}: a row covers {_compression(src)} tokens here, {_compression(dst)} there")
     if src.heads is not None and dst.heads is not None and src.heads.total != dst.heads.total:
@@ -171,9 +234,9 @@ def _check_geometry(pair: _Pair) -> None:
             if left:
                 raise PairingError(f"{pair}: {region.row_bytes} bytes a row do not divide by {stop - start} heads")
             per_head.append(nbytes)
-        if per_head[0] != per_head[1]:
+        if per_head[0] != per_head[1] and not pair.alike():
             raise PairingError(f"{pair}: {per_head[0]} bytes a row and head here, {per_head[1]} there")
-    elif not (pair.alike() and src.page_bytes == dst.page_bytes):
+    if not pair.alike() and not (src.row_bytes and dst.row_bytes and pair.has_heads(src) and pair.has_heads(dst)):
         raise PairingError(f"{pair}: its rows cannot be told apart, and the two sides store a page differently")
 
 
@@ -203,7 +266,10 @@ def moves(
     num_tokens: int | None = None,
     allow_unsent: Iterable[str] = (),
 ) -> list[tuple[_Pair, list[Triple]]]:
-    """For each pair, `(src_addr, dst_addr, nbytes)` of every page or row that moves, by position.
+    """For each piece of each pair, `(src_addr, dst_addr, nbytes)` of every page or row that moves, by position.
+
+    A pair is one piece where whole pages move, or rows with all their heads. Where heads do not lie side by side on
+    both sides, each head is a piece of its own. Where ranks hold tokens in runs, see `_rows`.
 
     Arguments are those of `kvplan.pair` and `Pairing.plan`. Raises PairingError where the two layouts do not fit, and
     PlanError where the page lists or positions do not.
@@ -234,7 +300,7 @@ def moves(
             if page in seen:
                 raise PlanError(f"space {space!r}: destination page {page} is given twice, again at {position}")
             seen.add(page)
-    return [(pair, _walk(pair, requests[pair.dst.space])) for pair in pairs]
+    return [(pair, moved) for pair in pairs for moved in _walk(pair, requests[pair.dst.space])]
 
 
 def _by_space(
@@ -272,7 +338,7 @@ def _check_request(pair: _Pair, request: _Request) -> None:
     if len(request.dst_pages) < need or (request.exact and len(request.dst_pages) != need):
         raise PlanError(f"{pair}: destination list has length {len(request.dst_pages)}, {sent} tokens need {need}")
 
-    step = dst.tokens if pair.alike() else _compression(dst)
+    step = dst.tokens if pair.alike() or _head_major(pair) else _unit(pair) * _compression(dst)
     if before % step:
         raise PlanError(f"{pair}: lists that start {before} tokens apart, not a multiple of {step}")
     for region, start in ((src, request.src_start), (dst, request.dst_start)):
@@ -301,50 +367,126 @@ def _pages_for(tokens: int, tokens_per_page: int) -> int:
 # --------------------------------------------------------------------------------------------------- what is moved
 
 
-def _walk(pair: _Pair, request: _Request) -> list[Triple]:
-    """Token by token over what is sent; each new page (or row) seen is moved once."""
-    move = _whole_page if pair.alike() else _row
-    per_move = pair.src.tokens if pair.alike() else _compression(pair.src)
-    moves = []
-    last = None
-    for token in range(request.src_start, request.src_start + _num_sent(pair, request)):
-        position = (token - request.src_start) // per_move
-        if position != last:
-            last = position
-            moves.extend(move(pair, request, token))
-    return moves
+def _walk(pair: _Pair, request: _Request) -> list[list[Triple]]:
+    """For each piece, what moves: token by token over what is sent, each new page (or row) seen is moved once."""
+    if pair.alike():
+        return [list(_whole_pages(pair, request))]
+    if _head_major(pair):
+        return [list(_head_pages(pair, request, heads)) for heads in _side_by_side(pair, range(pair.src.rows))]
+    return _rows(pair, request)
 
 
-def _whole_page(pair: _Pair, request: _Request, token: int) -> list[Triple]:
-    """The page that holds `token`, padding and rows of tokens that are not sent included."""
+def _tokens(pair: _Pair, request: _Request, step: int) -> Iterator[int]:
+    """The first token of every `step` tokens, counted from the start, of what is sent."""
+    yield from range(request.src_start, request.src_start + _num_sent(pair, request), step)
+
+
+def _pages(pair: _Pair, request: _Request) -> Iterator[tuple[int, int]]:
+    """Addresses of the pages that hold each page of tokens."""
     src, dst = pair.src, pair.dst
-    src_page = request.src_pages[(token - request.src_start) // src.tokens]
-    dst_page = request.dst_pages[(token - request.dst_start) // dst.tokens]
+    for token in _tokens(pair, request, src.tokens):
+        src_page = request.src_pages[(token - request.src_start) // src.tokens]
+        dst_page = request.dst_pages[(token - request.dst_start) // dst.tokens]
+        yield src.base + src_page * src.page_stride, dst.base + dst_page * dst.page_stride
+
+
+def _whole_pages(pair: _Pair, request: _Request) -> Iterator[Triple]:
+    """Pages, padding and rows of tokens that are not sent included."""
+    src, dst = pair.src, pair.dst
     nbytes = src.page_bytes if src.page_bytes == dst.page_bytes else src.rows * src.row_bytes
-    return [(src.base + src_page * src.page_stride, dst.base + dst_page * dst.page_stride, nbytes)]
+    for src_addr, dst_addr in _pages(pair, request):
+        yield src_addr, dst_addr, nbytes
 
 
-def _row(pair: _Pair, request: _Request, token: int) -> list[Triple]:
-    """The row that holds `token`, as far as both sides hold it and the same heads of it."""
-    src_row = _row_address(pair.src, request.src_pages, token - request.src_start)
-    dst_row = _row_address(pair.dst, request.dst_pages, token - request.dst_start)
-    if src_row is None or dst_row is None:
-        return []
-    common = pair.heads_in_common()
-    src_first, src_stop = pair.heads(pair.src)
-    dst_first, _ = pair.heads(pair.dst)
-    per_head = pair.src.row_bytes // (src_stop - src_first)
-    src_addr = src_row + (common[0] - src_first) * per_head
-    dst_addr = dst_row + (common[0] - dst_first) * per_head
-    return [(src_addr, dst_addr, len(common) * per_head)]
+def _head_major(pair: _Pair) -> bool:
+    """Whether pages of as many tokens hold the rows of a head behind one another on both sides."""
+    if not pair.same_pages():
+        return False
+    heads = pair.heads_in_common() or [pair.heads(pair.src)[0]]
+    if pair.src.rows == 1:
+        pitches = [pair.place(region, 1, pair.heads(region)[0]) for region in (pair.src, pair.dst)]
+        return pitches == [pair.per_head(pair.src)] * 2
+    return not pair.heads_in_common() or pair.adjacent([(row, heads[0]) for row in range(pair.src.rows)])
 
 
-def _row_address(region: Any, pages: list[int], token: int) -> int | None:
-    """Address of the row that covers `token`, counted from the start of the list; None where another rank holds it."""
-    size, rank = _interleave(region)
-    position = token // _compression(region)
-    if position % size != rank:
+def _side_by_side(pair: _Pair, rows: Iterable[int]) -> list[list[int]]:
+    """Heads in common, cut where the one's rows do not end where the next one's begin, on both sides."""
+    heads = pair.heads_in_common()
+    first, last = min(rows), max(rows)
+    per_head = pair.per_head(pair.src)
+    together = all(
+        pair.place(region, first, pair.heads(region)[0]) + per_head + pair.place(region, last, pair.heads(region)[0])
+        == pair.place(region, first, pair.heads(region)[0] + 1) + pair.place(region, first, pair.heads(region)[0])
+        for region in (pair.src, pair.dst)
+    )
+    return [heads] if together else [[head] for head in heads]
+
+
+def _head_pages(pair: _Pair, request: _Request, heads: list[int]) -> Iterator[Triple]:
+    """All rows of these heads, page by page."""
+    nbytes = len(heads) * pair.src.rows * pair.per_head(pair.src)
+    for src_page, dst_page in _pages(pair, request):
+        src_addr = src_page + pair.place(pair.src, 0, heads[0])
+        yield src_addr, dst_page + pair.place(pair.dst, 0, heads[0]), nbytes
+
+
+def _unit(pair: _Pair) -> int:
+    """Rows that move together: as many as divide every run, and the rows of a page on both sides."""
+    runs = [_run_rows(region) for region in (pair.src, pair.dst) if region.interleave is not None]
+    rows = (pair.src.rows, pair.dst.rows)
+    return next(n for n in range(min(rows), 0, -1) if not any(k % n for k in (*runs, *rows))) if runs else 1
+
+
+def _rows(pair: _Pair, request: _Request) -> list[list[Triple]]:
+    """Every unit of rows that both sides hold, the same heads of it.
+
+    Pieces are ordered by head, then by row of a unit where a unit is no block of memory, then by where in a run of the
+    source, then of the destination, a unit lies.
+    """
+    unit = _unit(pair)
+    step = unit * _compression(pair.src)
+    pieces: dict[Any, list[Triple]] = {}
+    wheres = _meetings(pair, unit)
+    for heads in _side_by_side(pair, [0]):
+        first = [(row, head) for row in range(unit) for head in heads]
+        block = unit == 1 or (pair.adjacent(first) if pair.src.rows > 1 else True)
+        for row in [0] if block else range(unit):
+            for where in wheres:
+                moved = pieces.setdefault((heads[0], row, where), [])
+                for token in _tokens(pair, request, step):
+                    here = _row_address(
+                        pair, pair.src, request.src_pages, (token - request.src_start) // step, unit, row, heads[0]
+                    )
+                    there = _row_address(
+                        pair, pair.dst, request.dst_pages, (token - request.dst_start) // step, unit, row, heads[0]
+                    )
+                    if here is not None and there is not None and (here[1], there[1]) == where:
+                        nbytes = len(heads) * pair.per_head(pair.src) * (unit if block else 1)
+                        moved.append((here[0], there[0], nbytes))
+    return list(pieces.values())
+
+
+def _meetings(pair: _Pair, unit: int) -> list[tuple[int, int]]:
+    """Where in their runs the two sides hold one unit: all that occur, or else the first."""
+    (src_size, src_rank, _), (dst_size, dst_rank, _) = _interleave(pair.src), _interleave(pair.dst)
+    src_run, dst_run = (max(_run_rows(region) // unit, 1) for region in (pair.src, pair.dst))
+    if src_run == dst_run == 1:
+        return [(0, 0)]
+    found = set()
+    for position in range(math.lcm(src_size * src_run, dst_size * dst_run)):
+        if position // src_run % src_size == src_rank and position // dst_run % dst_size == dst_rank:
+            found.add((position % src_run, position % dst_run))
+    return sorted(found) or [(0, 0)]
+
+
+def _row_address(
+    pair: _Pair, region: Any, pages: list[int], position: int, unit: int, row: int, head: int
+) -> tuple[int, int] | None:
+    """Address of one row of the unit at this position, and where in its run the unit lies. None: it is not held."""
+    size, rank, _ = _interleave(region)
+    run = max(_run_rows(region) // unit, 1)
+    if position // run % size != rank:
         return None
-    local = position // size
+    local = (position // (run * size) * run + position % run) * unit + row
     page = pages[local // region.rows]
-    return int(region.base + page * region.page_stride + (local % region.rows) * region.row_bytes)
+    return region.base + page * region.page_stride + pair.place(region, local % region.rows, head), position % run

@@ -87,12 +87,11 @@ def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray,
 
 
 def _least_move(pairing: PairingTables, space: int) -> int:
-    """Tokens that move as one: a page where any entry of the space moves whole pages, else a row."""
+    """Tokens that move as one: a page where any entry of the space moves whole pages, else a row or a run of rows."""
     steps = [1]
     for number, regions in enumerate(pairing.regions):
-        source, destination = regions[0]
-        if destination.space == pairing.space_names[space]:
-            steps.append(source.tokens if pairing.whole(number) else source.compression)  # type: ignore[arg-type]
+        if regions[0][1].space == pairing.space_names[space]:
+            steps.append(pairing.step(number))
     return max(steps)
 
 

@@ -46,10 +46,15 @@ class Buffers:
         return Buffers(*([column[number] for number in kept] for column in columns))  # type: ignore[arg-type]
 
     def layout(self, page_size: int, **fields: Any) -> Layout:
-        """Them as a layout; `fields` as `Layout.from_columns` takes them."""
+        """Them as a layout; `fields` as `Layout.from_columns` takes them, `rows` among them.
+
+        SGLang's pools of rows have no padding: it counts bytes of a token as item length / page size.
+        """
+        rows = fields["rows"] if isinstance(fields["rows"], list) else [fields["rows"]] * len(self.keys)
+        row_bytes = [0 if each % count else each // count for each, count in zip(self.page_bytes, rows, strict=True)]
         return Layout.from_columns(
             [name for name, _ in self.keys], [layer for _, layer in self.keys], list(self.bases),
-            list(self.page_bytes), list(self.num_pages), page_size=page_size, **fields,
+            list(self.page_bytes), list(self.num_pages), page_size=page_size, row_bytes=row_bytes, **fields,
         )  # fmt: skip
 
 
