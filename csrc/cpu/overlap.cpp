@@ -15,7 +15,7 @@ constexpr int64_t kTogether = 16;        // ranges of a block that one look at t
 // Ends are last bytes: an end may be 2^64.
 uint64_t last_of(const Ranges& ranges, int64_t i) { return ranges.base[i] + (ranges.nbytes[i] - 1); }
 
-// From the first to the last byte of ranges, and the bytes of the longest.
+// Where ranges lie: all of [low, high]; none has more bytes than `longest`. Bounds, quick to find, not the least ones.
 struct Extent {
   uint64_t low, high, longest;
 };
@@ -24,10 +24,10 @@ KVPLAN_CLONES void extent_of(const uint64_t* base, const uint64_t* nbytes, int64
   uint64_t low = UINT64_MAX, high = 0, longest = 0;
   for (int64_t i = 0; i < n; ++i) {
     low = std::min(low, base[i]);
-    high = std::max(high, base[i] + (nbytes[i] - (nbytes[i] != 0)));
-    longest = std::max(longest, nbytes[i]);
+    high = std::max(high, base[i]);
+    longest |= nbytes[i];
   }
-  *extent = {low, high, longest};
+  *extent = {low, high + std::min(longest, UINT64_MAX - high), longest};
 }
 
 // Granules of an extent, 2^n of them, a bit each: in which of them a range may begin that meets one of a list.
@@ -52,17 +52,25 @@ struct Granules {
   }
 };
 
-// Whether one of n ranges begins in a granule that is marked. No branch: in scattered pages none could be foreseen.
-KVPLAN_CLONES void begins_in(const Granules& granules, const uint64_t* base, int64_t n, bool* begins) {
+// For each kTogether ranges, whether one begins in a granule that is marked. No branch: in scattered pages none could be
+// foreseen.
+KVPLAN_CLONES void begin_in(const Granules& granules, const uint64_t* base, int64_t n, uint32_t* begin) {
   const uint32_t* bits = granules.bits.data();
   const uint64_t low = granules.low, mask = granules.mask;
   const int shift = granules.shift;
-  uint32_t any = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint64_t granule = (base[i] - low) >> shift & mask;
-    any |= bits[granule / 32] >> (granule % 32);
+  const auto marked = [=](uint64_t start) {
+    const uint64_t granule = (start - low) >> shift & mask;
+    return bits[granule / 32] >> (granule % 32);
+  };
+  int64_t at = 0;
+  for (; at + kTogether <= n; at += kTogether) {
+    uint32_t any = 0;
+    for (int64_t i = 0; i < kTogether; ++i) any |= marked(base[at + i]);
+    *begin++ = any & 1;
   }
-  *begins = any & 1;
+  uint32_t any = 0;
+  for (; at < n; ++at) any |= marked(base[at]);
+  *begin = any & 1;
 }
 
 // The part of a sorted list near a block of ranges.
@@ -112,11 +120,11 @@ class Near {
 // Numbers of those of a block that begin in a granule that is marked, and how many.
 int64_t likely_of(const Ranges& ranges, const Granules& granules, bool few, int64_t* likely) {
   int64_t count = 0;
+  uint32_t begin[kBlock / kTogether + 1];
+  if (few) begin_in(granules, ranges.base, ranges.size, begin);
   for (int64_t at = 0; at < ranges.size; at += kTogether) {
-    const int64_t stop = std::min(at + kTogether, ranges.size);
-    bool begins = true;
-    if (few) begins_in(granules, ranges.base + at, stop - at, &begins);
-    for (int64_t i = at; begins && i < stop; ++i) {
+    if (few && !begin[at / kTogether]) continue;
+    for (int64_t i = at; i < std::min(at + kTogether, ranges.size); ++i) {
       likely[count] = i;
       count += static_cast<int64_t>(granules.marked(ranges.base[i]));
     }
