@@ -340,7 +340,7 @@ class Region:
         return dataclasses.replace(self.interleave, run=run if run > compression else 1)
 
     def _checked_strides(self) -> Region:
-        """This region, strides that say what `order` says left out. No two rows or heads may share a byte."""
+        """This region, strides left out that say what `order` says, or nothing."""
         if not self.row_bytes:
             raise LayoutError(f"{self}: row_stride and head_stride need row_bytes")
         if self.heads is None and (self.head_stride is not None or self.order == "HND"):
@@ -348,8 +348,17 @@ class Region:
         head_major = self.order == "HND"
         row_pitch = self.head_bytes if head_major else self.row_bytes
         head_pitch = self.rows * row_pitch if head_major else self.head_bytes  # type: ignore[operator]
-        if (self.row_pitch, self.head_pitch) == (row_pitch, head_pitch):
-            return dataclasses.replace(self, row_stride=None, head_stride=None)
+        # A page of one row has no stride of rows, and a row of one head no stride of heads.
+        row_stride = self.row_pitch if self.row_pitch != row_pitch and self.rows != 1 else None
+        head_stride = self.head_pitch if self.head_pitch != head_pitch and self.num_heads > 1 else None
+        if (row_stride, head_stride) != (self.row_stride, self.head_stride):
+            return dataclasses.replace(self, row_stride=row_stride, head_stride=head_stride)._checked_axes()
+        return self._checked_axes()
+
+    def _checked_axes(self) -> Region:
+        """This region. No two rows or heads may share a byte."""
+        if self.row_stride is None and self.head_stride is None:
+            return self
         if self.scattered and self.page_bytes != self.rows * self.row_bytes:  # type: ignore[operator]
             raise LayoutError(
                 f"{self}: page_bytes is {self.page_bytes}; where rows lie apart it counts {self.rows} rows of "

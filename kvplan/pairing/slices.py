@@ -82,7 +82,8 @@ def _stored_alike(src: Region, dst: Region) -> bool:
         return False
     if not (src.has_rows and dst.has_rows):
         return src.page_bytes == dst.page_bytes and src.order == dst.order
-    return src.row_pitch == dst.row_pitch and (src.num_heads == 1 or src.head_pitch == dst.head_pitch)
+    rows_alike = src.rows == 1 or src.row_pitch == dst.row_pitch
+    return rows_alike and (src.num_heads == 1 or src.head_pitch == dst.head_pitch)
 
 
 def _entry(
@@ -98,7 +99,7 @@ def _entry(
 
 def _head_major(src: Region, dst: Region) -> bool:
     """Whether the rows of one head are one block of memory on both sides."""
-    return src.head_bytes == src.row_pitch == dst.row_pitch
+    return src.rows == 1 or src.head_bytes == src.row_pitch == dst.row_pitch
 
 
 def _head_blocks(src: Region, dst: Region, firsts: tuple[int, int], count: int) -> Iterator[Slice]:

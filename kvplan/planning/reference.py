@@ -403,9 +403,6 @@ def _head_major(pair: _Pair) -> bool:
     if not pair.same_pages():
         return False
     heads = pair.heads_in_common() or [pair.heads(pair.src)[0]]
-    if pair.src.rows == 1:
-        pitches = [pair.place(region, 1, pair.heads(region)[0]) for region in (pair.src, pair.dst)]
-        return pitches == [pair.per_head(pair.src)] * 2
     return not pair.heads_in_common() or pair.adjacent([(row, heads[0]) for row in range(pair.src.rows)])
 
 
