@@ -60,7 +60,8 @@ struct Window {
   int64_t src_offset, src_pages;  // this space's source list
   int64_t dst_offset, dst_pages;  // this space's destination list
   int64_t src_start;    // tokens; position of the first token of the source list
-  int64_t dst_start;    // tokens; -1: the destination list starts with the source list and covers the same tokens
+  int64_t dst_start;    // tokens; -1: the destination list starts with the source list and covers the same tokens. Where
+                        // it is greater than src_start, what is sent begins at it
   int64_t num_tokens;   // tokens from src_start that are valid; -1: all that the source list covers
 };
 
@@ -87,7 +88,6 @@ enum class Code : int64_t {
   kSrcLength = 4,       // value: pages needed; position: pages given
   kDstLength = 5,       // value: pages needed exactly; position: pages given
   kDstCover = 6,        // value: pages needed at least; position: pages given
-  kDstStart = 7,        // value: dst_start, which is greater than src_start, position
   kAlignment = 8,       // value: what src_start - dst_start must be a multiple of; position: group
   kSrcVirtual = 9,      // value: what src_start must be a multiple of; position: it
   kDstVirtual = 10,     // value: what dst_start must be a multiple of; position: it

@@ -34,10 +34,9 @@ KVPLAN_HD Status check_window(const Space& space, const Window& window) {
     if (dst_pages != needed) return {Code::kDstLength, 0, 0, dst_pages, needed};
     return {};
   }
-  if (window.dst_start > window.src_start) return {Code::kDstStart, 0, 0, window.src_start, window.dst_start};
-  int64_t covered;
-  if (!add(window.src_start - window.dst_start, tokens, &covered)) return {Code::kOverflow};
-  const int64_t needed = ceil_div(covered, space.dst_tokens);
+  int64_t end;
+  if (!add(window.src_start, tokens, &end)) return {Code::kOverflow};
+  const int64_t needed = end > window.dst_start ? ceil_div(end - window.dst_start, space.dst_tokens) : 0;
   if (dst_pages < needed) return {Code::kDstCover, 0, 0, dst_pages, needed};
   return {};
 }
@@ -51,8 +50,8 @@ KVPLAN_HD PageRange pages_written(const Space& space, const Window& window) {
   int64_t tokens = 0;
   tokens_sent(space, window, &tokens);
   const int64_t ahead = window.dst_start < 0 ? 0 : window.src_start - window.dst_start;
-  if (tokens == 0) return {0, 0};
-  const int64_t first = ahead / space.dst_tokens;
+  if (tokens == 0 || ahead + tokens <= 0) return {0, 0};
+  const int64_t first = ahead < 0 ? 0 : ahead / space.dst_tokens;
   return {first, ceil_div(ahead + tokens, space.dst_tokens) - first};
 }
 
@@ -74,7 +73,8 @@ KVPLAN_HD Bezout bezout(int64_t a, int64_t b) {
 }
 
 // The pairs of `group` in one request. Positions count rows from src_start; the destination list begins
-// `ahead` rows before. Both sides hold position q iff q % src.size == src.rank and (q + ahead) % dst.size == dst.rank.
+// `ahead` rows before; below 0, it begins that many rows later, and what lies before is not sent.
+// Both sides hold position q iff q % src.size == src.rank and (q + ahead) % dst.size == dst.rank.
 // The first such q is the answer of a linear congruence; the others follow in steps of the least common multiple of both
 // sizes. A search would take as many steps as a size has, which a peer chooses.
 KVPLAN_HD Status pairs_of(const Group& group, const Space& space, const Window& window, Pairs* pairs) {
@@ -98,7 +98,9 @@ KVPLAN_HD Status pairs_of(const Group& group, const Space& space, const Window& 
     first = src.rank + turn % turns * src.size;
   }
   *pairs = {0, 0, period / src.size, 0, period / dst.size};
-  if (first >= period || first >= rows) return {};
+  if (first >= period) return {};
+  if (first < -ahead) first += ceil_div(-ahead - first, period) * period;
+  if (first >= rows) return {};
   pairs->count = (rows - 1 - first) / period + 1;
   pairs->src_first = (first - src.rank) / src.size;
   pairs->dst_first = (first + ahead - dst.rank) / dst.size;

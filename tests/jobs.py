@@ -14,6 +14,7 @@ from strategies import Cluster, clusters
 
 import kvplan
 from kvplan import ops
+from kvplan.planning.nulls import ShortLists
 from kvplan.planning.requests import PageLists
 
 RUBBISH = -0x0123456789ABCDEF  # in every word of a table that no kernel has written
@@ -74,6 +75,8 @@ OTHER_HEADERS = [
 
 def job_of(pairing: kvplan.Pairing, requests: list[kvplan.Request], narrow: bool = False) -> Job:
     lists = PageLists(pairing).add_all(requests)
+    if lists.nulls is not None:
+        lists = ShortLists(lists)
     pages = torch.cat([torch.as_tensor(ids) for ids in lists.lists]) if lists.lists else torch.empty(0)
     pages = pages.to(torch.int32 if narrow else torch.int64)
     job, status = ops.prepare(pairing.tables, lists.windows, len(pages))

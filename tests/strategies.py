@@ -9,6 +9,7 @@ invalid ones by changing one thing.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterator
@@ -77,6 +78,15 @@ class Side:
         return self.pages.get(space, self.pages.get("device", 0)) * self.interleave
 
 
+@dataclass(frozen=True)
+class Start:
+    """The positions of one space, as `positions` of a cluster spell them. `dst`, `sent`: None where not given."""
+
+    src: int = 0
+    dst: int | None = None
+    sent: int | None = None
+
+
 @dataclass
 class Cluster:
     """Layouts of all ranks, and one request. `heads`: KV heads in all, by component."""
@@ -85,9 +95,10 @@ class Cluster:
     dst: list[kvplan.Layout]
     src_pages: dict[str | None, list[int]]
     dst_pages: dict[str, list[int]]
-    positions: dict[str, int]
+    positions: dict[str, Any]
     heads: dict[str, int]
     allow_unsent: tuple[str, ...] = ()
+    starts: dict[str, Start] = dataclasses.field(default_factory=dict)
 
     def pairs(self) -> Iterator[tuple[kvplan.Layout, kvplan.Layout]]:
         for src in self.src:
@@ -101,15 +112,16 @@ class Cluster:
     def source_list(self, space: str) -> list[int]:
         return self.src_pages[space] if space in self.src_pages else self.src_pages[None]
 
+    def null(self, space: str) -> int | None:
+        return self.positions.get("null_page", {}).get(space)
+
     def window(self, space: str) -> tuple[int, int, int]:
         """(start of the source list, start of the destination list, token behind the last one sent) for a space."""
         keys = {(r.name, r.layer) for r in self.dst[0].regions if r.space == space}
         tokens = next(r.tokens for layout in self.src for r in layout.regions if (r.name, r.layer) in keys)
-        if space in self.src_pages:
-            return 0, 0, len(self.src_pages[space]) * tokens
-        start = self.positions.get("src_start", 0)
-        sent = self.positions.get("num_tokens", len(self.src_pages[None]) * tokens)
-        return start, self.positions.get("dst_start", start), start + sent
+        start = self.starts.get(space, Start())
+        sent = len(self.source_list(space)) * tokens if start.sent is None else start.sent
+        return start.src, start.src if start.dst is None else start.dst, start.src + sent
 
 
 # ------------------------------------------------------------------------------------------------------- components
@@ -282,20 +294,72 @@ def _unit(a: kvplan.Region, b: kvplan.Region) -> int:
 
 
 @st.composite
-def positions(draw: st.DrawFn, src: list[kvplan.Layout], dst: list[kvplan.Layout], named: list[str]) -> dict[str, int]:
-    """`src_start` and `dst_start` that suit every pair of regions addressed through the positional source list."""
+def starts(draw: st.DrawFn, src: list[kvplan.Layout], dst: list[kvplan.Layout], spaces: list[str]) -> dict[str, Start]:
+    """Starts that suit every pair of regions of these spaces, which one source list serves. Nothing is counted yet."""
     ours, theirs = ([region for layout in side for region in layout.regions] for side in (src, dst))
-    pairs = [(a, b) for a in ours for b in theirs if (a.name, a.layer) == (b.name, b.layer) and b.space not in named]
+    pairs = [(a, b) for a in ours for b in theirs if (a.name, a.layer) == (b.name, b.layer) and b.space in spaces]
     if not pairs:
-        return {}
+        return dict.fromkeys(spaces, Start())
     # Interleaved lists start at a page, whole pages move from page to page, and rows are not cut.
     src_step, dst_step = (math.lcm(*(r.tokens for r in side if r.interleave)) for side in zip(*pairs, strict=True))
-    if draw(st.booleans()):
-        start = draw(st.integers(0, 5)) * math.lcm(src_step, dst_step)
-        return {"src_start": start} if start or draw(st.booleans()) else {}
-    apart = math.lcm(src_step, *(a.tokens if _alike(a, b) else _unit(a, b) for a, b in pairs))
-    dst_start = draw(st.integers(0, 3)) * math.lcm(src_step, dst_step)
-    return {"src_start": dst_start + draw(st.integers(0, 5)) * apart, "dst_start": dst_start}
+    both = math.lcm(src_step, dst_step)
+    how = draw(st.sampled_from(["together", "dst_start before", "dst_start behind", "each its own"]))
+    if how == "together":
+        return dict.fromkeys(spaces, Start(draw(st.integers(0, 5)) * both))
+    apart = math.lcm(both, *(a.tokens if _alike(a, b) else _unit(a, b) for a, b in pairs))
+    if how == "dst_start before":
+        dst_start = draw(st.integers(0, 3)) * both
+        return dict.fromkeys(spaces, Start(dst_start + draw(st.integers(0, 5)) * apart, dst_start))
+    if how == "dst_start behind":
+        src_start = draw(st.integers(0, 3)) * both
+        return dict.fromkeys(spaces, Start(src_start, src_start + draw(st.integers(1, 3)) * apart))
+    start = draw(st.integers(0, 3)) * apart
+    return {space: Start(start, draw(st.sampled_from([None, *range(0, start + 3 * apart, apart)]))) for space in spaces}
+
+
+def _put_nulls(draw: st.DrawFn, src: list[int], dst: list[int], start: Start, tokens: tuple[int, int]) -> int:
+    """Put null pages into both lists of a space, where they stand for the same tokens. The id of the null page.
+
+    `tokens`: those that a page covers, on either side.
+    """
+    sizes = tuple(zip((src, dst), (start.src, start.src if start.dst is None else start.dst), tokens, strict=True))
+    first = max(begin for _, begin, _ in sizes)
+    end = start.src + (len(src) * tokens[0] if start.sent is None else start.sent)
+    cuts = [t for t in range(first, end) if all((t - begin) % size == 0 for _, begin, size in sizes)]
+    cuts = sorted({first, *cuts, end})
+    used = {*src, *dst}
+    null = draw(st.sampled_from([-1, (1 << 31) - 1, *(page for page in range(4) if page not in used)]))
+    drawn = st.booleans()
+    gone = [draw(drawn) for _ in cuts[1:]] if first < end else []
+    for pages, begin, size in sizes:
+        for place in range(len(pages)):
+            low, high = max(begin + place * size, first), min(begin + (place + 1) * size, end)
+            if low >= high:
+                if draw(drawn):
+                    pages[place] = null  # what is not sent may be null on one side alone
+            elif any(g and cuts[k] <= low < cuts[k + 1] for k, g in enumerate(gone)):
+                pages[place] = null
+    return null
+
+
+def _spelled(draw: st.DrawFn, found: dict[str, Start], named: list[str]) -> dict[str, Any]:
+    """The arguments of `plan` that say these starts: ints where ints can, and sometimes where not needed, dicts."""
+    arguments: dict[str, Any] = {}
+    for field, name, usual in (("src", "src_start", 0), ("dst", "dst_start", None), ("sent", "num_tokens", None)):
+        values = {space: getattr(start, field) for space, start in found.items()}
+        others = {value for space, value in values.items() if space not in named}
+        by_name = {space: value for space, value in values.items() if space in named and value != usual}
+        if len(others) <= 1 and not by_name and draw(st.integers(0, 3)):
+            (value,) = others or {usual}
+            if value != usual or draw(st.integers(0, 4)) == 0:
+                arguments[name] = value
+        elif by_name or others:
+            if len(others) == 1 and draw(st.booleans()):
+                by_name[None] = others.pop()
+            else:
+                by_name |= {space: value for space, value in values.items() if space not in named}
+            arguments[name] = by_name
+    return arguments
 
 
 # ---------------------------------------------------------------------------------------------------------- cluster
@@ -333,9 +397,9 @@ def sides(draw: st.DrawFn, is_dst: bool, spaces: list[str], largest: int, plain:
 
 
 @st.composite
-def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
+def clusters(draw: st.DrawFn, plain: bool = False, nulls: bool = True) -> Cluster:
     """A cluster. `plain`: no heads, no interleave, equal pages, no padding within a page; stages, spaces, positions,
-    strides, packed pools, drafts and memories as ever."""
+    strides, packed pools, drafts and memories as ever. `nulls`: there may be null pages, which no GPU looks for."""
     spaces = draw(st.sampled_from([["device"], ["device", "host"]]))
     by_heads = draw(st.booleans())
     components = draw((head_components if by_heads else latent_components)(spaces, plain))
@@ -370,39 +434,47 @@ def clusters(draw: st.DrawFn, plain: bool = False) -> Cluster:
     for which in drafts:
         there = (which == "source", which == "destination")
         components.append(Component(f"draft_{which}", draw(LAYERS), space=draw(st.sampled_from(spaces)), sides=there))
-    return draw(_requests(components, src, dst, spaces, by_name))
+    return draw(_requests(components, src, dst, spaces, by_name, nulls))
 
 
 @st.composite
 def _requests(
-    draw: st.DrawFn, components: list[Component], src: Side, dst: Side, spaces: list[str], by_name: list[str]
+    draw: st.DrawFn,
+    components: list[Component],
+    src: Side,
+    dst: Side,
+    spaces: list[str],
+    by_name: list[str],
+    with_nulls: bool,
 ) -> Cluster:
     """Page lists long enough, and pools large enough, for a cluster of these components."""
     stateful = any(c.name == "state" for c in components)
-    named = by_name + ["state"] * stateful
 
     # Sizes of pools are not known before the lists are, and layouts are needed for positions: build them twice.
     sizes = dict.fromkeys([*src.pages, *dst.pages, "state"], 1)
     src.num_pages.update(sizes)
     dst.num_pages.update(sizes)
     src_layouts, dst_layouts = layouts(components, src, False), layouts(components, dst, True)
-    where = draw(positions(src_layouts, dst_layouts, named))
-
     src_counts: dict[str | None, int] = {}
     dst_counts: dict[str, int] = {}
-    skipped = where["src_start"] - where["dst_start"] if "dst_start" in where else 0
-    if set(spaces) - set(by_name):
-        src_counts[None] = draw(COUNTS)
-        sent = src_counts[None] * src.tokens("device")
-        if sent and draw(st.booleans()):
-            where["num_tokens"] = sent = draw(st.integers(sent - src.tokens("device") + 1, sent))
-    for space in spaces:
-        if space in by_name:
-            src_counts[space] = draw(COUNTS)
-            dst_counts[space] = -(-src_counts[space] * src.tokens(space) // dst.tokens(space))
-        else:
-            dst_counts[space] = -(-(skipped + sent) // dst.tokens(space))
-            if "dst_start" in where:
+    found: dict[str, Start] = {}
+    others = [space for space in spaces if space not in by_name]
+    for list_of, served in [(None, others), *((space, [space]) for space in by_name)]:
+        if not served:
+            continue
+        src_counts[list_of] = draw(COUNTS)
+        sent = src_counts[list_of] * src.tokens(list_of or "device")
+        where = dict.fromkeys(served, Start())
+        if list_of is None or draw(st.booleans()):
+            where = draw(starts(src_layouts, dst_layouts, served))
+            if sent and draw(st.booleans()):
+                sent = draw(st.integers(sent - src.tokens(list_of or "device") + 1, sent))
+                where = {space: dataclasses.replace(start, sent=sent) for space, start in where.items()}
+        found |= where
+        for space, start in where.items():
+            covered = start.src + sent - (start.src if start.dst is None else start.dst)
+            dst_counts[space] = -(-max(covered, 0) // dst.tokens(space))
+            if start.dst is not None:
                 dst_counts[space] += draw(st.integers(0, 2))
     if stateful:
         src_counts["state"] = dst_counts["state"] = draw(COUNTS)
@@ -418,12 +490,22 @@ def _requests(
     for space, count in src_counts.items():
         pool = "device" if space is None else space
         src_pages[space] = draw(page_ids(count, src.num_pages[pool], unique=not repeats))
+    arguments = _spelled(draw, found, by_name)
+    if with_nulls and draw(st.booleans()):
+        nulls: dict[str, int] = {}
+        for space in by_name if len(others) != 1 else spaces:
+            tokens = (src.tokens(space if space in by_name else "device"), dst.tokens(space))
+            pages = src_pages[space if space in by_name else None], dst_pages[space]
+            nulls[space] = _put_nulls(draw, *pages, found[space], tokens)
+        if nulls:
+            arguments["null_page"] = nulls
     return Cluster(
         layouts(components, src, False),
         layouts(components, dst, True),
         src_pages,
         dst_pages,
-        where,
+        arguments,
         {c.name: c.heads for c in components},
         tuple(c.name for c in components if c.sides == (True, False)),
+        found,
     )

@@ -123,7 +123,7 @@ def test_what_is_no_list_of_page_ids_is_refused(bad, text):
         ([3, 4], {"host": [0, 1], "device": [0, 1]}, {"num_tokens": 4}, "length of the source list is 2 pages, but 4 tokens take 1"),
         ([3, 4], {"host": [0, 1], "device": [0, 1]}, {"num_tokens": 9}, "length of the source list is 2 pages, but 9 tokens take 3"),
         ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 8, "dst_start": 0}, "list is 2 pages.* at least 3 .* from token 0"),
-        ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 4, "dst_start": 8}, "dst_start 8 is greater than src_start 4"),
+        ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 4, "dst_start": 6}, "src_start 4 and dst_start 6 must differ by a multiple of 4"),
         ([3], {"host": [0, 1], "device": [0, 1]}, {"src_start": 2, "dst_start": 0}, "src_start 2 and dst_start 0 must differ by a multiple of 4"),
         ([3], {"host": [0]}, {}, "lacks space 'device'.*idx layer 0"),
         ([3], {"host": [0], "device": [0], "hots": [0]}, {}, "names 'hots'; .*'host', 'device', 'draft'"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import PROFILE, Cluster, clusters, profile
+from strategies import PROFILE, Cluster, Start, clusters, profile
 
 import kvplan
 from kvplan.planning import reference
@@ -113,7 +113,9 @@ def check_segments(plan: kvplan.Plan, src: kvplan.Layout, dst: kvplan.Layout) ->
 Name = tuple[Any, ...]
 
 
-def bytes_of(region: kvplan.Region, pages: list[int], start: int, heads: int) -> Iterator[tuple[int, Name, int]]:
+def bytes_of(
+    region: kvplan.Region, pages: list[int], start: int, heads: int, null: int | None
+) -> Iterator[tuple[int, Name, int]]:
     """(address, name, tokens that it covers) of each byte in the pages of a list that starts at token `start`."""
     share = region.interleave or kvplan.Interleave(1, 0)
     first, stop = (region.heads.start, region.heads.stop) if region.heads else (0, max(heads, 1))
@@ -124,6 +126,8 @@ def bytes_of(region: kvplan.Region, pages: list[int], start: int, heads: int) ->
     row_stride = region.row_stride or (per_head if by_head else region.row_bytes)
     head_stride = region.head_stride or (region.rows * row_stride if by_head else per_head)
     for k, page in enumerate(pages):
+        if page == null:
+            continue
         base = region.base + page * region.page_stride
         for row, head, byte in itertools.product(range(region.rows), range(stop - first), range(per_head)):
             local = k * region.rows + row
@@ -148,7 +152,11 @@ def check_union(cluster: Cluster, plan: Callable[[Cluster, kvplan.Layout, kvplan
             if key in sent:
                 start, _, _ = cluster.window(space_of[key])
                 for addr, name, _ in bytes_of(
-                    region, cluster.source_list(space_of[key]), start, cluster.heads[region.name]
+                    region,
+                    cluster.source_list(space_of[key]),
+                    start,
+                    cluster.heads[region.name],
+                    cluster.null(space_of[key]),
                 ):
                     held[-1].setdefault(addr, set()).add(name)
                 shapes.setdefault(key, set()).add((region.tokens, region.rows, region.interleave))
@@ -162,9 +170,13 @@ def check_union(cluster: Cluster, plan: Callable[[Cluster, kvplan.Layout, kvplan
                 by_run = [share for _, _, share in [(0, 0, region.interleave), *shapes[key]] if share and share.run > 1]
                 whole = (region.tokens, region.rows, region.interleave) in shapes[key] or by_run
                 for addr, name, covers in bytes_of(
-                    region, cluster.dst_pages[region.space], start, cluster.heads[region.name]
+                    region,
+                    cluster.dst_pages[region.space],
+                    start,
+                    cluster.heads[region.name],
+                    cluster.null(region.space),
                 ):
-                    due = name[3] < end and name[3] + covers > first
+                    due = name[3] < end and name[3] + covers > max(first, start)
                     due = due and (name[0] == "row" or not region.row_bytes)  # padding is owed to nobody
                     if due or whole:  # pages, or the rows of a run, that move as one may be due in part
                         expected[addr] = (name, due)
@@ -207,8 +219,8 @@ def one_thing_wrong(
     bad.src_pages = {key: list(pages) for key, pages in cluster.src_pages.items()}
     bad.dst_pages = {key: list(pages) for key, pages in cluster.dst_pages.items()}
     source, target = bad.source_list(space), bad.dst_pages[space]
-    counted = "num_tokens" in cluster.positions and space not in cluster.src_pages
-    exact = "dst_start" not in cluster.positions or space in cluster.src_pages
+    given = cluster.starts.get(space, Start())
+    counted, exact = given.sent is not None, given.dst is None
     partner = next(r for r in src.regions if (r.name, r.layer) == (region.name, region.layer))
     position = draw(st.integers(0, max(len(source), len(target))))
 
@@ -253,6 +265,20 @@ def one_thing_wrong(
         target.clear()
         return "length"
 
+    def null_on_one_side() -> str:
+        first, start, end = cluster.window(space)
+        token = draw(st.integers(max(first, start), end - 1))
+        pages, at = draw(
+            st.sampled_from([(source, (token - first) // partner.tokens), (target, (token - start) // region.tokens)])
+        )
+        given = cluster.null(space)
+        pages[at] = (
+            given if pages[at] != given else next(page for page in range(len(pages) + 2) if page not in {*pages, given})
+        )
+        return "null page|out of range"
+
+    if cluster.null(space) is not None:
+        return bad, draw(st.sampled_from([without_space, null_on_one_side]))()
     ways = [without_space, wrong_source_id, wrong_destination_id, longer_source, empty_destination]
     ways += [same_destination_twice] if len(target) > 1 else []
     ways += [shorter_source] if counted else []
@@ -298,7 +324,9 @@ def test_any_positions_give_the_same_plan_or_are_refused(plain: bool) -> None:
         places = {"src_start": st.integers(0, 40), "dst_start": st.integers(0, 40), "num_tokens": st.integers(0, 80)}
         odd.positions = dict(cluster.positions)
         for name in data.draw(st.sets(st.sampled_from(sorted(places)), min_size=1)):
-            odd.positions[name] = data.draw(places[name])
+            spaces = st.sampled_from([None, *cluster.dst_pages])
+            by_space = st.dictionaries(spaces, places[name] | st.none(), max_size=3)
+            odd.positions[name] = data.draw(places[name] | by_space)
         for src, dst in cluster.pairs():
             try:
                 expected = oracle(odd, src, dst)

@@ -148,8 +148,10 @@ def _phases(region: Region, unit: int) -> Iterator[tuple[int, tuple[int, tuple[i
     share = region.interleave or Interleave(1, 0)
     run = max(region.run_rows // unit, 1)
     pitch: int = unit * region.row_pitch
-    step = math.gcd(region.page_stride, run * pitch)  # type: ignore[arg-type]
-    steps = (region.rows // (unit * run), region.page_stride // step, run * pitch // step)  # type: ignore[operator]
+    units: int = region.rows // (unit * run)  # type: ignore[operator]
+    stride: int = region.page_stride  # type: ignore[assignment]
+    step = stride if units == 1 else math.gcd(stride, run * pitch)  # a page of one unit has no row steps
+    steps = (units, stride // step, 1 if units == 1 else run * pitch // step)
     for j in range(run):
         yield j * pitch, (step, (share.size * run, share.rank * run + j, *steps))
 

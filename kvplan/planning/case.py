@@ -15,9 +15,11 @@ from ..layout import Layout
 from ..pairing import PairingTables
 from .pages import as_pages
 from .plan import Request
+from .requests import POSITIONS
 
-_POSITIONS = ("src_start", "dst_start", "num_tokens")
-_OTHERS = "src_pages_for_others"  # JSON has no key None
+_VALUES = (*POSITIONS, "null_page")
+_FOR_OTHERS = "_for_others"  # JSON has no key None: what stands under it is under the field's name and this
+_OTHERS = "src_pages" + _FOR_OTHERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +43,16 @@ class Case:
 def keep_case(error: PlanError, pairing: PairingTables, requests: Iterable[Request]) -> None:
     """Have `error.case()` give the case of these requests as they are at this moment."""
     requests = [request for request in requests if isinstance(request, Request)]
-    kept = [dataclasses.replace(r, src_pages=_copy(r.src_pages), dst_pages=_copy(r.dst_pages)) for r in requests]
+    kept = [_copy_request(request) for request in requests]
     error._case = lambda: as_case(pairing, kept)
+
+
+def _copy_request(request: Request) -> Request:
+    given = {name: getattr(request, name) for name in _VALUES}
+    positions = {name: dict(value) for name, value in given.items() if isinstance(value, Mapping)}
+    return dataclasses.replace(
+        request, src_pages=_copy(request.src_pages), dst_pages=_copy(request.dst_pages), **positions
+    )
 
 
 def _copy(pages: Any) -> Any:
@@ -78,11 +88,20 @@ def _request_to_dict(request: Request) -> dict[str, Any]:
         data[_OTHERS] = _plain(src_pages[None])
         src_pages = {space: ids for space, ids in src_pages.items() if space is not None}
     data["src_pages"] = _plain(src_pages)
-    for name in _POSITIONS:
+    for name in _VALUES:
         value = getattr(request, name)
-        if value is not None:
-            data[name] = int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else shown(value)
+        if isinstance(value, Mapping):
+            if None in value:
+                data[name + _FOR_OTHERS] = _number(value[None])
+            value = {space: number for space, number in value.items() if space is not None}
+            data[name] = {space if isinstance(space, str) else shown(space): _number(n) for space, n in value.items()}
+        elif value is not None:
+            data[name] = _number(value)
     return data
+
+
+def _number(value: Any) -> Any:
+    return int(value) if hasattr(value, "__index__") and not isinstance(value, bool) else value and shown(value)
 
 
 def _plain(pages: Any) -> Any:
@@ -99,7 +118,8 @@ def load(path: Path | str) -> Case:
     * `src` and `dst`: layouts as `Layout.to_dict` writes them; or their lists of regions, with `page_size` (tokens a
       page) and, if needed, `src_replica` beside them. A region without `row_bytes` has pages without padding.
     * `requests`: a list of objects with `src_pages`, `dst_pages`, and where they are not the default `src_start`,
-      `dst_start`, `num_tokens`. One request may also stand in the file itself. Layouts may stand alone.
+      `dst_start`, `num_tokens`, `null_page`. What the arguments of `Pairing.plan` hold under the key None stands beside
+      each under its name and `_for_others`. One request may also stand in the file itself. Layouts may stand alone.
     * `allow_unsent`: as in `kvplan.pair`; by default none.
 
     Raises:
@@ -150,5 +170,11 @@ def _request(data: dict[str, Any], path: Path | str) -> Request:
         if not isinstance(src_pages, dict):
             raise LayoutError(f"{path}: beside {_OTHERS}, src_pages must be an object")
         src_pages = {**src_pages, None: data[_OTHERS]}
-    positions = {name: data[name] for name in _POSITIONS if data.get(name) is not None}
+    positions = {name: data[name] for name in _VALUES if data.get(name) is not None}
+    for name in _VALUES:
+        if name + _FOR_OTHERS in data:
+            by_space = positions.setdefault(name, {})
+            if not isinstance(by_space, dict):
+                raise LayoutError(f"{path}: beside {name}{_FOR_OTHERS}, {name} must be an object")
+            positions[name] = {**by_space, None: data[name + _FOR_OTHERS]}
     return Request(src_pages, data["dst_pages"], **positions)

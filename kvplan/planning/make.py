@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from .. import ops
+from ..errors import PlanError
 from ..ops import backend
 from ..pairing import PairingTables, Room
 from . import hooks, oracle
 from .device import Planner
+from .nulls import ShortLists
 from .pages import NO_PAGES
 from .plan import Plan
 from .refusal import refusal
@@ -46,6 +48,8 @@ def _made(lists: PageLists, wanted: str | None) -> Plan:
         backend.check_in_use(wanted, "cpu" if lists.device is None else lists.device.type)
     if lists.device is not None:
         return planner(lists, lists.device, pinned=False).run()
+    if lists.nulls is not None:
+        lists = ShortLists(lists)
     pairing = lists.pairing
     if lists.requests == 1 and lists.size <= _SMALL:
         return _small(lists, pairing)
@@ -74,7 +78,7 @@ def _small(lists: PageLists, pairing: PairingTables) -> Plan:
 def _result(lists: PageLists, table: torch.Tensor, facts: list[int], pages: np.ndarray) -> Plan:
     pairing = lists.pairing
     if facts[0]:
-        raise refusal(pairing, facts, pages, lists.windows)
+        raise refusal(pairing, *lists.as_given(facts, pages))
     plan = Plan.of_info(table, pairing.segment_memories, facts, pairing.src, pairing.dst, lists.requests)
     plan.work = pairing, lists.windows, lists.size
     return plan
@@ -82,6 +86,11 @@ def _result(lists: PageLists, table: torch.Tensor, facts: list[int], pages: np.n
 
 def planner(lists: PageLists, device: torch.device, pinned: bool) -> Planner:
     """A planner of all requests in `lists` on a GPU. Lists that are on the CPU are copied there, without waiting."""
+    if lists.nulls is not None:
+        raise PlanError(
+            f"null_page is given, and the plan is to be made on {device}: null pages are looked for on the CPU, and to "
+            f"look for them on a device would wait for it. Plan lists on the CPU, or leave the null pages out of them"
+        )
     on_device = [ids if isinstance(ids, torch.Tensor) else backend.send(_tensor(ids), device) for ids in lists.lists]
     return Planner(lists.pairing, on_device, lists.windows, lists.requests, device, pinned)
 

@@ -26,7 +26,7 @@ def plan(lists: PageLists) -> Plan:
     if lists.device is not None:
         raise PlanError(f"a page list is on {lists.device}; the oracle plans on the CPU: pass page_ids.cpu()")
     ids = np.concatenate((NO_PAGES, *lists.lists))
-    requests = [request_at(pairing, ids, lists.windows, number) for number in range(lists.requests)]
+    requests = [request_at(pairing, ids, lists.windows, number, lists.nulls) for number in range(lists.requests)]
     found: list[list[tuple[int, int, int]]] = []
     segments, offsets = [], []
     at = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from ..pairing import PairingTables, describe, match
 from .case import keep_case
 from .device import Planner
 from .make import make, planner
-from .plan import Plan, Request
+from .plan import Plan, Request, Start
 from .requests import PageLists
 
 
@@ -49,25 +49,35 @@ class Pairing(PairingTables):
         src_pages: Any,
         dst_pages: Any,
         *,
-        src_start: int = 0,
-        dst_start: int | None = None,
-        num_tokens: int | None = None,
+        src_start: Start = 0,
+        dst_start: Start | None = None,
+        num_tokens: Start | None = None,
+        null_page: int | Mapping[str, int] | None = None,
         backend: str | None = None,
     ) -> Plan:
         """The transfer plan of one request, or of one chunk of it.
 
         Args:
             src_pages: page ids of the source, int32 or int64 [P], in request order: a torch tensor, a NumPy array,
-                anything with DLPack, or a list. Or a dict {destination space: such an array}: these lists are matched
-                row by row, and src_start, dst_start and num_tokens do not apply to them. The key None holds the list
-                for every space that is not named. If a list is on a GPU, the plan is made there, on the current stream,
-                without waiting: see DevicePlan in kvplan/planning/device.py.
+                anything with DLPack, or a list. Or a dict {destination space: such an array}: a list that is given by
+                name is matched row by row with that space's, and only positions given by name apply to it. The key
+                None holds the list for every space that is not named. If a list is on a GPU, the plan is made there, on
+                the current stream, without waiting: see DevicePlan in kvplan/planning/device.py.
             dst_pages: {space: page ids}. An array alone is enough if the destination layout has one space.
-            src_start: token position, in the request, of the first token of src_pages[0].
+            src_start: token position, in the request, of the first token of src_pages[0]. An int is that of the list
+                that is not given by name. A dict {destination space: int} gives each list its own, also those given by
+                name; the key None, as in src_pages, is for the spaces not named, and the default is 0. The same holds
+                for dst_start and num_tokens.
             dst_start: token position of the first token of dst_pages[0]. Default: the same as src_start, and both lists
-                must cover the same tokens, each rounded up to its own page. If given, dst_pages may start earlier and
-                be longer, but must cover all tokens sent.
-            num_tokens: valid tokens from src_start on. Default: all that src_pages covers.
+                must cover the same tokens, each rounded up to its own page. If given, dst_pages may be longer, but must
+                cover all tokens sent. It may lie before src_start. It may also lie behind it, where the decode side
+                holds a prefix already: what is sent then begins at dst_start. Both must lie a multiple of a page apart
+                where whole pages move, else of a row (the tokens that one row stands for).
+            num_tokens: valid tokens, counted from src_start. Default: all that src_pages covers.
+            null_page: the id that stands in page lists for no page, as the null block 0 does in vLLM's tables of
+                sliding windows: one id for the lists of all spaces, or {space: id}. It may be there more than once, and
+                is left out. It must stand for the same tokens on both sides. Only for lists on the CPU, planned there:
+                to find null pages on a GPU would wait for it.
             backend: back end to require, see kvplan/ops/backend.py. "reference", the oracle, is always available, but
                 slow.
 
@@ -80,9 +90,9 @@ class Pairing(PairingTables):
             ValueError: `backend` is not the active one.
         """
         try:
-            return make(PageLists(self).add(src_pages, dst_pages, src_start, dst_start, num_tokens), backend)
+            return make(PageLists(self).add(src_pages, dst_pages, src_start, dst_start, num_tokens, null_page), backend)
         except PlanError as error:
-            keep_case(error, self, [Request(src_pages, dst_pages, src_start, dst_start, num_tokens)])
+            keep_case(error, self, [Request(src_pages, dst_pages, src_start, dst_start, num_tokens, null_page)])
             raise
 
     def planner(
@@ -103,7 +113,8 @@ class Pairing(PairingTables):
             backend: as for `plan`.
 
         Raises:
-            PlanError: lengths or positions do not fit; or no list is on a GPU, and no device is given.
+            PlanError: lengths or positions do not fit; no list is on a GPU, and no device is given; or a request has a
+                null_page.
             ValueError: `backend` is not the one in use.
         """
         requests = list(requests)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,6 +31,7 @@ class Segment:
 
 
 _Memories: TypeAlias = "Sequence[tuple[Memory, Memory]]"  # of each segment: source, destination
+Start: TypeAlias = "int | Mapping[str | None, int]"  # tokens: one number, or one for each destination space
 Cuts: TypeAlias = "tuple[tuple[Segment, ...], Sequence[Sequence[int]]]"  # Plan.segments and Plan.offsets
 
 
@@ -53,9 +54,10 @@ class Request:
 
     src_pages: Any
     dst_pages: Any
-    src_start: int = 0
-    dst_start: int | None = None
-    num_tokens: int | None = None
+    src_start: Start = 0
+    dst_start: Start | None = None
+    num_tokens: Start | None = None
+    null_page: int | Mapping[str, int] | None = None
 
 
 def _lists(table: np.ndarray) -> tuple[list[int], list[int], list[int]]:

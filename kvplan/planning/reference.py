@@ -245,7 +245,10 @@ def _check_geometry(pair: _Pair) -> None:
 
 @dataclass(frozen=True)
 class _Request:
-    """The lists that one pair is addressed through, and what is sent of them. `exact`: both lists start together."""
+    """The lists that one pair is addressed through, and what is sent of them. `exact`: both lists start together.
+
+    Sent are the tokens from src_start on, `num_tokens` or what the source list covers, but for those before dst_start.
+    """
 
     src_pages: list[int]
     dst_pages: list[int]
@@ -253,6 +256,10 @@ class _Request:
     dst_start: int
     num_tokens: int | None
     exact: bool
+    null: int | None = None  # the id that stands for no page
+
+    def is_null(self, page: int) -> bool:
+        return self.null is not None and page == self.null
 
 
 def moves(
@@ -261,9 +268,10 @@ def moves(
     src_pages: Any,
     dst_pages: Any,
     *,
-    src_start: int = 0,
-    dst_start: int | None = None,
-    num_tokens: int | None = None,
+    src_start: Any = 0,
+    dst_start: Any = None,
+    num_tokens: Any = None,
+    null_page: Any = None,
     allow_unsent: Iterable[str] = (),
 ) -> list[tuple[_Pair, list[Triple]]]:
     """For each piece of each pair, `(src_addr, dst_addr, nbytes)` of every page or row that moves, by position.
@@ -283,23 +291,44 @@ def moves(
         space = pair.dst.space
         if space not in dst_lists:
             raise PlanError(f"{pair} needs destination pages of space {space!r}, and none are given")
-        if space in src_lists:
-            requests[space] = _Request(src_lists[space], dst_lists[space], 0, 0, None, True)
-        elif None in src_lists:
-            exact = dst_start is None
-            begin = src_start if dst_start is None else dst_start
-            requests[space] = _Request(src_lists[None], dst_lists[space], src_start, begin, num_tokens, exact)
-        else:
+        if space not in src_lists and None not in src_lists:
             raise PlanError(f"{pair} needs source pages for space {space!r}, and none are given")
+        named = space in src_lists
+        start, begin, count = (
+            _position_for(space, named, given, usual)
+            for given, usual in ((src_start, 0), (dst_start, None), (num_tokens, None))
+        )
+        pages = src_lists[space] if named else src_lists[None]
+        exact = begin is None
+        null = null_page.get(space) if isinstance(null_page, Mapping) else null_page
+        requests[space] = _Request(pages, dst_lists[space], start, start if exact else begin, count, exact, null)
+    for space in null_page if isinstance(null_page, Mapping) else ():
+        if space not in spaces:
+            raise PlanError(f"null_page names {space!r}, and there are the spaces {sorted(spaces)}")
+    if None not in src_lists:
+        for given, usual in ((src_start, 0), (dst_start, None), (num_tokens, None)):
+            if not isinstance(given, Mapping) and given != usual:
+                raise PlanError(f"position {given} belongs to no list: all source lists are named")
+    for mine in (space for space in requests if space not in src_lists):
+        for other in (space for space in requests if space not in src_lists):
+            if requests[mine].src_start != requests[other].src_start:
+                raise PlanError(f"the one source list of {mine!r} and {other!r} cannot begin at two tokens")
 
     for pair in pairs:
         _check_request(pair, requests[pair.dst.space])
     for space, request in requests.items():
         seen = set()
         for position, page in enumerate(request.dst_pages):
-            if page in seen:
+            if page in seen and not request.is_null(page):
                 raise PlanError(f"space {space!r}: destination page {page} is given twice, again at {position}")
             seen.add(page)
+    for pair in pairs:
+        request = requests[pair.dst.space]
+        for token in _tokens_sent(pair, request):
+            (src_null, at), (dst_null, _) = _null_at(pair, request, token)
+            if src_null != dst_null:
+                side = "source" if src_null else "destination"
+                raise PlanError(f"{pair}: token {token} is in the null page of the {side} alone, position {at}")
     return [(pair, moved) for pair in pairs for moved in _walk(pair, requests[pair.dst.space])]
 
 
@@ -322,18 +351,26 @@ def _by_space(
     )
 
 
+def _position_for(space: str, named: bool, given: Any, usual: Any) -> Any:
+    """What holds for a space of a position that is given: a number for all that is not named, or one for each space."""
+    if not isinstance(given, Mapping):
+        return usual if named else given
+    if given.get(space) is not None:
+        return given[space]
+    return given[None] if not named and given.get(None) is not None else usual
+
+
 def _check_request(pair: _Pair, request: _Request) -> None:
     src, dst = pair.src, pair.dst
     sent = _num_sent(pair, request)
-    before = request.src_start - request.dst_start  # tokens that the destination list covers before the first one sent
+    # Tokens that the destination list covers before the first of the source list; below 0, so many are not sent.
+    before = request.src_start - request.dst_start
     if sent < 0 or request.src_start < 0 or request.dst_start < 0:
         raise PlanError(f"{pair}: token positions and counts are not negative")
 
     need = _pages_for(sent, src.tokens)
     if len(request.src_pages) != need:
         raise PlanError(f"{pair}: source list has length {len(request.src_pages)}, {sent} tokens need {need}")
-    if before < 0:
-        raise PlanError(f"{pair}: destination list of length {len(request.dst_pages)} starts after what is sent")
     need = _pages_for(before + sent, dst.tokens)
     if len(request.dst_pages) < need or (request.exact and len(request.dst_pages) != need):
         raise PlanError(f"{pair}: destination list has length {len(request.dst_pages)}, {sent} tokens need {need}")
@@ -347,7 +384,7 @@ def _check_request(pair: _Pair, request: _Request) -> None:
 
     for region, pages, side in ((src, request.src_pages, "source"), (dst, request.dst_pages, "destination")):
         for position, page in enumerate(pages):
-            if not 0 <= page < region.num_pages:
+            if not 0 <= page < region.num_pages and not request.is_null(page):
                 raise PlanError(
                     f"{pair}: {side} page {page} at position {position} is out of range, {region.num_pages} pages"
                 )
@@ -355,6 +392,20 @@ def _check_request(pair: _Pair, request: _Request) -> None:
 
 def _num_sent(pair: _Pair, request: _Request) -> int:
     return len(request.src_pages) * pair.src.tokens if request.num_tokens is None else request.num_tokens
+
+
+def _tokens_sent(pair: _Pair, request: _Request) -> range:
+    return range(max(request.src_start, request.dst_start), request.src_start + _num_sent(pair, request))
+
+
+def _null_at(pair: _Pair, request: _Request, token: int) -> tuple[tuple[bool, int], tuple[bool, int]]:
+    """For each side: whether the page that holds the token is the null page, and its position."""
+    src_at = (token - request.src_start) // pair.src.tokens
+    dst_at = (token - request.dst_start) // pair.dst.tokens
+    return (
+        (request.is_null(request.src_pages[src_at]), src_at),
+        (request.is_null(request.dst_pages[dst_at]), dst_at),
+    )
 
 
 def _pages_for(tokens: int, tokens_per_page: int) -> int:
@@ -377,8 +428,13 @@ def _walk(pair: _Pair, request: _Request) -> list[list[Triple]]:
 
 
 def _tokens(pair: _Pair, request: _Request, step: int) -> Iterator[int]:
-    """The first token of every `step` tokens, counted from the start, of what is sent."""
-    yield from range(request.src_start, request.src_start + _num_sent(pair, request), step)
+    """The first token sent of every `step` tokens, counted from the start; none of a null page."""
+    last = None
+    for token in _tokens_sent(pair, request):
+        position = (token - request.src_start) // step
+        if position != last and not _null_at(pair, request, token)[0][0]:
+            last = position
+            yield token
 
 
 def _pages(pair: _Pair, request: _Request) -> Iterator[tuple[int, int]]:

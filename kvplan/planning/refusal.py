@@ -68,11 +68,6 @@ def _of_request(pairing: PairingTables, facts: Sequence[int], pages: np.ndarray,
             f"{where}: the length of the destination list is {position} pages, but the tokens sent take {exact} "
             f"{value} pages of {dst_tokens} tokens {given} ({destination}){hint}"
         )
-    if code == 7:
-        return PlanError(
-            f"{where}: dst_start {dst_start} is greater than src_start {src_start}: the destination list must start at "
-            f"or before the first token sent ({destination})"
-        )
     if code == 8:
         return PlanError(
             f"{where}: the chunk's start is not aligned: src_start {src_start} and dst_start {dst_start} must differ "
@@ -111,8 +106,8 @@ def _first_place(
         _, src_count, offset, count, src_start, dst_start, num_tokens = windows[at : at + 7]
         sent = num_tokens if num_tokens >= 0 else src_count * src_tokens
         ahead = src_start - dst_start if dst_start >= 0 else 0
-        first, stop = ahead // dst_tokens, -(-(ahead + sent) // dst_tokens) if sent else 0
-        places = np.flatnonzero(pages[offset + first : offset + min(stop, count)] == page)
+        first, stop = max(ahead, 0) // dst_tokens, -(-(ahead + sent) // dst_tokens) if sent else 0
+        places = np.flatnonzero(pages[offset + first : offset + max(min(stop, count), first)] == page)
         if len(places):
             return f"{first + places[0]} of request {earlier}"
     return "unknown"  # the ids have changed since they were checked

@@ -120,7 +120,11 @@ def planned(rng: random.Random, src: Layout, dst: Layout, unsent: set[str]) -> s
         ids = {space: _sample(rng, most, count) for space in dst.spaces}
         named: Any = {space: _sample(rng, most, count) for space in dst.spaces}
         given: Any = rng.choice([named, _sample(rng, most, count)])
-        times = {"num_tokens": None if rng.randrange(2) else rng.choice([0, 1, 16, (1 << 62) - 1])}
+        tokens = None if rng.randrange(2) else rng.choice([0, 1, 16, (1 << 62) - 1])
+        start = rng.choice([None, 0, 4, 1 << 61])
+        times: Any = {"num_tokens": tokens, "dst_start": start}
+        if given is named:
+            times = {name: dict.fromkeys(dst.spaces, value) for name, value in times.items()}
         plan = refused(lambda: pairing.plan(given, ids, **times), PlanError)
     if plan is None:
         return "paired"
