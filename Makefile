@@ -9,7 +9,7 @@ DEMO_ARGS ?=
 SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all demo test sglang soak bench bench-peers gpu-check lint clean
+.PHONY: all demo test full sglang soak bench bench-peers gpu-check lint clean
 
 all: $(VENV)/ready
 
@@ -49,6 +49,13 @@ soak: $(VENV)/built
 sglang:
 	PYTHON=$(PYTHON) sh tools/sglang_env.sh
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider tests/sglang
+
+# All that is too long for CI: properties with more clusters, SGLang's servers (6 GB, kept), 500 faults an engine. Hours.
+FULL_EXAMPLES ?= 10000
+full: $(VENV)/built $(TRITON)
+	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest
+	$(MAKE) sglang
+	$(MAKE) soak
 
 bench: $(VENV)/built
 	$(PY) -m bench
