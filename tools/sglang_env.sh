@@ -8,8 +8,8 @@ if [ ! -f $d/ready ]; then
   "${PYTHON:-python3}" -m venv $d
   pip="$d/bin/python -m pip install --quiet --disable-pip-version-check"
   $pip torch==2.14.1 torchvision==0.29.1 setuptools wheel cmake pytest
-  $pip --no-deps sglang==0.5.23 mooncake-transfer-engine-non-cuda==0.3.13.post1 uvloop openai sniffio partial_json_parser \
-    setproctitle einops xgrammar
+  $pip --no-deps sglang==0.5.23 mooncake-transfer-engine-non-cuda==0.3.13.post1 nixl-cu12==1.5.1 uvloop openai sniffio \
+    partial_json_parser setproctitle einops xgrammar
   $pip numpy pyzmq requests aiohttp msgspec orjson psutil pydantic fastapi uvicorn packaging pybase64 pillow tqdm IPython \
     prometheus_client transformers dill apache-tvm-ffi sentencepiece compressed_tensors gguf
   sh tools/libibverbs.sh

@@ -32,6 +32,8 @@ class Case:
         ratios: compression of each layer, or None.
         window: bytes of a page of each buffer of the sliding window.
         dcp: (size, rank) of the decode process.
+        heads: KV heads of a row, in which K and V entries lie one half after the other; 0 for latent attention.
+        ranks: decode processes, each with its share of the heads.
         own: whether pools and decode page ids are SGLang's own (sglang_pools.py), and no arrays of this file.
     """
 
@@ -46,6 +48,8 @@ class Case:
     ratios: list[int] | None = None
     window: list[int] = dataclasses.field(default_factory=list)
     dcp: tuple[int, int] = (1, 0)
+    heads: int = 0
+    ranks: int = 1
     own: bool = False
 
     @property
@@ -72,6 +76,7 @@ CASES = {
         ratios=[0, 0, 4, 128, 4, 128, 4, 128],
         own=True,
     ),
+    "heads": Case([2 * 64 * 16] * 6, [64 * 16] * 6, 6, page_size=16, tokens=60 * 16, heads=2, ranks=2),
     "dcp_rank_0": _dcp(0),
     "dcp_rank_1": _dcp(1),
 }
@@ -95,7 +100,12 @@ def empty(pages: list[int]) -> list[np.ndarray]:
 
 
 def first_wrong(
-    case: Case, pool: list[np.ndarray], source: list[np.ndarray], room: int, where: dict[str, np.ndarray]
+    case: Case,
+    pool: list[np.ndarray],
+    source: list[np.ndarray],
+    room: int,
+    where: dict[str, np.ndarray],
+    rank: int = 0,
 ) -> str | None:
     """The first decode buffer that does not hold what a room must leave in it, or None. `where`: page ids by space."""
     src = ids("prefill", room, case.pages)
@@ -105,7 +115,10 @@ def first_wrong(
         space = "host" if number < case.host else "device"
         dst = where[space]
         want = np.zeros_like(buffer)
-        if draft < 0:
+        if case.heads:
+            rows = source[number][src].reshape(case.pages, case.page_size, case.ranks, -1)
+            want[dst] = rows[:, :, rank].reshape(case.pages, -1)
+        elif draft < 0:
             _place(case, want, dst, source[number], src, case.dcp)
         elif draft < case.draft[0]:
             _place(case, want, dst, source[sent + draft], src, (1, 0))

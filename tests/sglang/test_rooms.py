@@ -166,8 +166,8 @@ def test_the_seam_leaves_what_was_not_tried(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setenv("KVPLAN_SGLANG", "1")
     seam.load()
     assert len(registered) == 1
-    assert seam.choose(object, TransferBackend.NIXL, KVClassType.MANAGER) is None
-    assert "leaves the NIXL backend to SGLang" in caplog.text
+    assert seam.choose(object, TransferBackend.MORI, KVClassType.MANAGER) is None
+    assert "leaves the MORI backend to SGLang" in caplog.text
     assert seam.choose(type("Other", (), {}), TransferBackend.MOONCAKE, KVClassType.MANAGER) is None
     assert "leaves" in caplog.text and "Other" in caplog.text
     assert seam.choose(object, TransferBackend.MOONCAKE, KVClassType.SENDER) is None

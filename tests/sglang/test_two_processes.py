@@ -1,4 +1,4 @@
-"""SGLang's manager, sender and receiver in two processes over Mooncake TCP: every byte compared; on, off, faults."""
+"""SGLang's manager, sender and receiver in their processes over Mooncake TCP: every byte compared; on, off, faults."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ def run(case: str, *, off: tuple[str, ...] = (), bad: int = -1, malformed: bool 
 @pytest.mark.parametrize("case", CASES)
 def test_every_byte_arrives(case: str) -> None:
     found = run(case)
-    assert found["DECODE"] == [{"manager": PLANNED, "rooms": ALL_RIGHT}]
+    ranks = CASES[case].ranks
+    assert found["DECODE"] == [{"manager": PLANNED, "rooms": ALL_RIGHT}] * ranks
     prefill = found["PREFILL"]
     assert prefill["manager"] == PLANNED and prefill["left"] == []
-    function = "send_kvcache_dcp" if case.startswith("dcp") else "send_kvcache"
-    chunks = CASES[case].pages // CASES[case].chunk
+    function = {"dcp": "send_kvcache_dcp", "heads": "send_kvcache_slice"}.get(case.partition("_")[0], "send_kvcache")
+    chunks = CASES[case].pages // CASES[case].chunk * ranks
     assert prefill["planned"][function] == two_processes.ROOMS * chunks
     assert "kvplan plans for MooncakeKVManager (prefill)" in found["log"]["prefill.log"]
 

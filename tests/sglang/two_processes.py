@@ -1,10 +1,12 @@
-"""SGLang's own KV manager, sender, receiver and bootstrap server, in a prefill and a decode process, over Mooncake TCP.
+"""SGLang's own KV manager, sender, receiver and bootstrap server, in a prefill and a decode process, over TCP.
 
 No model and no GPU: the pools are NumPy arrays (pools.py), and every byte of the decode side is compared.
 
-    python tests/sglang/two_processes.py v4 [--off prefill] [--off decode] [--bad ROOM] [--malformed] [--restart]
+    python tests/sglang/two_processes.py v4 [--backend NIXL] [--off prefill] [--off decode] [--bad ROOM] [--malformed]
+        [--restart]
 
-Prints one JSON object: what each side ended with. --off: that side runs without the plugin.
+Prints one JSON object: what each side ended with. --off: that side runs without the plugin. The back end is Mooncake,
+or NIXL over UCX (nixl_stand_in.py).
 """
 
 from __future__ import annotations
@@ -32,17 +34,25 @@ OWN: list[Any] = []  # SGLang's own pools, kept as long as peers may write
 SECONDS = 60.0  # for one room; generous, since machines are loaded
 
 
-def manager(role: str, case: pools.Case, port: int) -> tuple[Any, list[Any], list[Any], list[Any]]:
+def manager(
+    role: str, case: pools.Case, port: int, backend: str, tp_rank: int = 0
+) -> tuple[Any, list[Any], list[Any], list[Any]]:
     """The manager that `get_kv_class` chooses, over pools of its own: (manager, KV, auxiliary, window buffers)."""
     os.environ.update(MC_FORCE_TCP="1", MOONCAKE_PROTOCOL="tcp", SGLANG_HOST_IP="127.0.0.1", MC_LOG_LEVEL="ERROR")
+    if backend == "NIXL":
+        import nixl_stand_in
+
+        nixl_stand_in.install()
     from sglang.srt.runtime_context import get_context, get_parallel
 
     server_args = get_context().override_server_args(
         disaggregation_mode=role, disaggregation_bootstrap_port=port, host="127.0.0.1", device="cpu"
     ).install()  # fmt: skip
     size, rank = case.dcp if role == "decode" else (1, 0)
+    tp_size = case.ranks if role == "decode" else 1
     get_parallel().override_permanently(
-        tp_rank=0, pp_rank=0, attn_tp_rank=0, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_size=size, attn_dcp_rank=rank,
+        tp_size=tp_size, moe_tp_size=tp_size, attn_tp_size=tp_size, tp_rank=tp_rank, moe_tp_rank=tp_rank,
+        attn_tp_rank=tp_rank, pp_rank=0, attn_dp_rank=0, attn_cp_rank=0, attn_dcp_size=size, attn_dcp_rank=rank,
         pp_group=object(),
     )  # fmt: skip
     from sglang.srt.plugins import load_plugins
@@ -50,9 +60,11 @@ def manager(role: str, case: pools.Case, port: int) -> tuple[Any, list[Any], lis
     load_plugins()
     from sglang.srt.disaggregation.base.conn import KVArgs, StateType
     from sglang.srt.disaggregation.utils import DisaggregationMode, KVClassType, TransferBackend, get_kv_class
-    from sglang.srt.distributed.device_communicators import mooncake_transfer_engine
 
-    mooncake_transfer_engine.init_mooncake_transfer_engine("127.0.0.1", 0, None)
+    if backend == "MOONCAKE":
+        from sglang.srt.distributed.device_communicators import mooncake_transfer_engine
+
+        mooncake_transfer_engine.init_mooncake_transfer_engine("127.0.0.1", 0, None)
     prefill = role == "prefill"
     kv_pages = case.prefill if prefill else case.decode
     kv, aux, window = (pools.filled(pages, SEED + k) if prefill else pools.empty(pages)
@@ -66,35 +78,38 @@ def manager(role: str, case: pools.Case, port: int) -> tuple[Any, list[Any], lis
         return [b.ctypes.data for b in buffers], [b.nbytes for b in buffers], [b.shape[1] for b in buffers]
 
     args = KVArgs()
-    args.engine_rank = args.pp_rank = args.system_dp_rank = args.gpu_id = 0
+    args.engine_rank = tp_rank
+    args.pp_rank = args.system_dp_rank = args.gpu_id = 0
     args.rust_http_port = args.ib_device = None
     args.kv_cache_dtype_str = "fp8"
     args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = columns(kv)
     args.aux_data_ptrs, args.aux_data_lens, args.aux_item_lens = columns(aux)
     args.kv_layer_ids = []
+    if backend == "NIXL":
+        args.kv_data_mem_kinds = ["DRAM" if not prefill and number < case.host else "VRAM" for number in range(len(kv))]
     states = [columns(window)] if window else []
     args.state_types = [StateType.SWA] * len(states)
     args.state_data_ptrs, args.state_data_lens, args.state_item_lens = ([s[k] for s in states] for k in range(3))
     args.state_layer_ids = args.state_dim_per_tensor = args.state_slice_outer_counts = [[] for _ in states]
     args.state_conv_shard_groups = [[] for _ in states]
-    args.kv_head_num = args.total_kv_head_num = 1
+    args.kv_head_num, args.total_kv_head_num = max(1, case.heads // tp_size), max(1, case.heads)
     args.page_size = case.page_size
-    layers = len(case.ratios) if case.ratios else len(case.prefill) - case.draft[0]
+    layers = len(case.ratios) if case.ratios else (len(case.prefill) - case.draft[0]) // (2 if case.heads else 1)
     args.prefill_start_layer, args.prefill_end_layer = 0, layers
     args.mla_compression_ratios, args.num_draft_entries = case.ratios, case.draft[0 if prefill else 1]
     if prefill:
         import requests
 
-        get_kv_class(TransferBackend.MOONCAKE, KVClassType.BOOTSTRAP_SERVER)("127.0.0.1", port)
+        get_kv_class(TransferBackend[backend], KVClassType.BOOTSTRAP_SERVER)("127.0.0.1", port)
         for _ in range(600):
             try:
                 if requests.get(f"http://127.0.0.1:{port}/health", timeout=1).status_code == 200:
                     break
             except requests.RequestException:
                 time.sleep(0.1)
-    chosen = get_kv_class(TransferBackend.MOONCAKE, KVClassType.MANAGER)
+    chosen = get_kv_class(TransferBackend[backend], KVClassType.MANAGER)
     mode = DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE
-    return chosen(args, mode, server_args, True), kv, aux, window
+    return chosen(args, mode, server_args, not case.heads), kv, aux, window
 
 
 def wait(thing: Any, states: tuple[int, ...], seconds: float = SECONDS) -> int:
@@ -112,11 +127,11 @@ def tell(what: str, **fields: Any) -> None:
 
 def prefill(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     """Send all rooms, one after another."""
-    made, *_ = manager("prefill", case, port)
+    made, *_ = manager("prefill", case, port, options.backend)
     from sglang.srt.disaggregation.base.conn import KVPoll
     from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
 
-    sender_class = get_kv_class(TransferBackend.MOONCAKE, KVClassType.SENDER)
+    sender_class = get_kv_class(TransferBackend[options.backend], KVClassType.SENDER)
     tell("READY")
     polls, pairings = [], []
     for room in range(ROOMS * (2 if options.restart else 1)):
@@ -141,11 +156,11 @@ def prefill(case: pools.Case, port: int, options: argparse.Namespace) -> None:
 
 def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     """Receive all rooms, and compare every byte after each."""
-    made, kv, aux, window = manager("decode", case, port)
+    made, kv, aux, window = manager("decode", case, port, options.backend, options.rank)
     from sglang.srt.disaggregation.base.conn import KVPoll
     from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
 
-    receiver_class = get_kv_class(TransferBackend.MOONCAKE, KVClassType.RECEIVER)
+    receiver_class = get_kv_class(TransferBackend[options.backend], KVClassType.RECEIVER)
     address = f"127.0.0.1:{port}"
     end = time.time() + 3 * SECONDS
     while not made.try_ensure_parallel_info(address) and time.time() < end:
@@ -160,22 +175,25 @@ def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
         if case.own:
             OWN[0].shuffle(room)
             host, device = OWN[0].allocate(case.tokens)
+        one_list = options.one_list or case.heads > 0
+        if one_list:
+            device = host
         window_ids = ids("window to", room, 4)
         if room == options.bad:
             host[7] = 1_000_000
         receiver = receiver_class(made, address, room)
         receiver.init(0)
         if options.malformed and room == options.first:
-            _send_malformed(receiver, made, room)
+            (_send_malformed_nixl if options.backend == "NIXL" else _send_malformed)(receiver, made, room)
         receiver.send_metadata(host, 5, [window_ids.tolist()] if case.window else [], decode_prefix_len=0,
-                               device_kv_indices=device)  # fmt: skip
+                               device_kv_indices=None if one_list else device)  # fmt: skip
         if wait(receiver, (KVPoll.Success, KVPoll.Failed)) != KVPoll.Success:
             results.append(str(made.failure_records.get(room)))
             touched = any(array.any() for array in (*kv, *window))
             results[-1] += " (memory was written)" if touched else ""
             receiver.clear()
             continue
-        wrong = pools.first_wrong(case, kv, source, room, {"host": host, "device": device})
+        wrong = pools.first_wrong(case, kv, source, room, {"host": host, "device": device}, options.rank)
         for number, array in enumerate(window):
             want = array * 0
             want[window_ids] = source_window[number][ids("window", room, 4)]
@@ -199,6 +217,24 @@ def _send_malformed(receiver: Any, made: Any, room: int) -> None:
         for bad in ([b"None"], [], [b"\xff\xfe", *good[1:]], [b"77", *good[1:4], b"\1", b"2", b"", b"1"]):
             if bad:
                 receiver._send_bootstrap_message(bootstrap_info=info, message=bad, operation="malformed")
+
+
+def _send_malformed_nixl(receiver: Any, made: Any, room: int) -> None:
+    """The same for NIXL: wrong frames, by their places in the right message."""
+    lists = {"bootstrap_room": 1000, "required_dst_info_num": 1, "kv_indices": ids("host", 0, 4), "aux_index": 5,
+             "state_indices": [], "decode_prefix_len": 0, "is_dummy": False,
+             "device_kv_indices": ids("device", 0, 4)}  # fmt: skip
+    registration, ids_of = made.build_receiver_registration_message(), made.build_receiver_metadata_message(**lists)
+    registration[4] = b"another agent"
+    wrong = [(registration, 6, registration[6][:-3]), (registration, 10, b"0"), (registration, 13, b"\xff\xff\xff\xff"),
+             (registration, 18, b"VRAM,CPU"), (registration, 19, registration[19][8:]), (registration, 22, b"0"),
+             (registration, 5, b"no metadata"), (registration, 25, b"no layout"), (registration, 0, b"None"),
+             (ids_of, 1, b"-7"), (ids_of, 5, b"123"), (ids_of, 6, b"None"), (ids_of, 11, ids_of[11][:-2]),
+             (ids_of, 11, b"kvplan ids 1\n" + b"\xff" * 8), (ids_of, 5, b"\1\0\0\0")]  # fmt: skip
+    for info in receiver.bootstrap_infos:
+        for good, place, frame in wrong:
+            bad = [*good[:place], frame, *good[place + 1 :]]
+            receiver._send_bootstrap_message(bootstrap_info=info, message=bad, operation="malformed")
 
 
 def run(name: str, arguments: list[str], off: list[str], restart: bool) -> dict[str, Any]:
@@ -236,8 +272,10 @@ def run(name: str, arguments: list[str], off: list[str], restart: bool) -> dict[
         children.append(start("prefill"))
         lines(children[0], "READY")
         for life in range(2 if restart else 1):
-            children.append(start("decode", "--first", str(life * ROOMS)))
-            lines(children[-1], "DECODE")
+            ranks = range(CASES[name].ranks)
+            children += [start("decode", "--first", str(life * ROOMS), "--rank", str(rank)) for rank in ranks]
+            for child in children[-len(ranks) :]:
+                lines(child, "DECODE")
         lines(children[0], "PREFILL")
     finally:
         for child in children:
@@ -250,19 +288,23 @@ def run(name: str, arguments: list[str], off: list[str], restart: bool) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=CASES)
+    parser.add_argument("--backend", choices=["MOONCAKE", "NIXL"], default="MOONCAKE")
     parser.add_argument("--off", action="append", default=[], choices=["prefill", "decode"])
     parser.add_argument("--bad", type=int, default=-1, help="a room that names a host page that does not exist")
     parser.add_argument("--malformed", action="store_true", help="the decode side first sends malformed messages")
+    parser.add_argument("--one-list", action="store_true", help="decode numbers all its pages alike")
     parser.add_argument("--restart", action="store_true", help="the decode process ends, and another takes its place")
     parser.add_argument("--role", choices=["prefill", "decode"])
     parser.add_argument("--port", type=int)
+    parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
     if options.role:
         {"prefill": prefill, "decode": decode}[options.role](CASES[options.case], options.port, options)
         return
-    arguments = ["--bad", str(options.bad)]
+    arguments = ["--bad", str(options.bad), "--backend", options.backend]
     arguments += [f"--{flag}" for flag in ("malformed", "restart") if getattr(options, flag)]
+    arguments += ["--one-list"] * options.one_list
     found = run(options.case, arguments, options.off, options.restart)
     logs = found.pop("log")
     print(json.dumps(found))

@@ -18,9 +18,9 @@ REGISTRATION = 20
 
 _MAGIC = b"kvplan layout 1\n"
 _MOST_BYTES = 1 << 25  # of the extra frame
-_MOST_BUFFERS = 1 << 16
-_INT32_END = 1 << 31
-_INT64_END = 1 << 63
+MOST_BUFFERS = 1 << 16
+INT32_END = 1 << 31
+INT64_END = 1 << 63
 
 
 class FrameError(ValueError):
@@ -62,15 +62,15 @@ def check(message: Sequence[bytes]) -> None:
         return  # SGLang checks these, or they come with its staging buffers
     if len(message) < 8:
         raise FrameError(f"the message has {len(message)} frames, and needs 8 or more")
-    _text(message[1], "endpoint")
-    _number(message[2], "port", 1 << 16)
-    session = _text(message[3], "session")
+    read_text(message[1], "endpoint")
+    read_number(message[2], "port", 1 << 16)
+    session = read_text(message[3], "session")
     if not session.rpartition(":")[2].isdecimal():  # SGLang sorts rooms into queues by this number
         raise FrameError(f"session {session[:80]!r} does not end in a port")
     if first == b"None":
         _check_registration(message)
     else:
-        _number(first, "room", _INT64_END)
+        read_number(first, "room", INT64_END)
         _check_room(message)
 
 
@@ -78,58 +78,64 @@ def _check_registration(message: Sequence[bytes]) -> None:
     if len(message) < 10:
         raise FrameError(f"the registration has {len(message)} frames, and needs 10 or more")
     pointers = words(message[4], 8, "KV pointers")
-    if len(pointers) > _MOST_BUFFERS:
-        raise FrameError(f"the registration names {len(pointers)} KV buffers, more than {_MOST_BUFFERS}")
+    if len(pointers) > MOST_BUFFERS:
+        raise FrameError(f"the registration names {len(pointers)} KV buffers, more than {MOST_BUFFERS}")
     words(message[5], 8, "auxiliary pointers")
-    states = _lists(message[6], 8, "state pointers")
-    _number(message[7], "TP rank", _INT32_END)  # SGLang counts it over all groups: it may pass the size
-    if not _number(message[8], "TP size", _INT32_END):
+    states = lists(message[6], 8, "state pointers")
+    read_number(message[7], "TP rank", INT32_END)  # SGLang counts it over all groups: it may pass the size
+    if not read_number(message[8], "TP size", INT32_END):
         raise FrameError("TP size is 0")
-    item = _number(message[9], "KV page bytes", _INT64_END)
-    lengths = _frame(message, 19)
+    item = read_number(message[9], "KV page bytes", INT64_END)
+    lengths = frame_at(message, 19)
     if lengths:
         sizes = words(lengths, 8, "KV page sizes")
         if len(sizes) != len(pointers):
             raise FrameError(f"{len(pointers)} KV buffers and {len(sizes)} page sizes are registered")
-        if any(not 0 <= each < _INT64_END for each in sizes) or (sizes and sizes[0] != item):
+        if any(not 0 <= each < INT64_END for each in sizes) or (sizes and sizes[0] != item):
             raise FrameError(f"KV page sizes {sizes[:4]}... do not fit the first one, {item}")
-    layers = _frame(message, 12)
+    layers = frame_at(message, 12)
     if layers and len(words(layers, 4, "KV layer ids")) != len(pointers):
         raise FrameError(f"{len(pointers)} KV buffers are registered, and {len(layers) // 4} layer ids")
     for place, what in ((10, "state page sizes"), (11, "state dimensions"), (13, "state layer ids")):
-        _lists(_frame(message, place), 4, what)
-    if _frame(message, 10):
-        sizes_of = _lists(message[10], 4, "state page sizes")
+        lists(frame_at(message, place), 4, what)
+    if frame_at(message, 10):
+        sizes_of = lists(message[10], 4, "state page sizes")
         for number, (bases, each) in enumerate(zip(states, sizes_of, strict=False)):
             if each and len(each) != len(bases):
                 raise FrameError(f"state {number} has {len(bases)} buffers and {len(each)} page sizes")
-    if _frame(message, 15):
-        _number(message[15], "staging size", _INT64_END)
-    dcp = [_number(_frame(message, place), what, 1 << 16) if _frame(message, place) else default
+    if frame_at(message, 15):
+        read_number(message[15], "staging size", INT64_END)
+    dcp = [read_number(frame_at(message, place), what, 1 << 16) if frame_at(message, place) else default
            for place, what, default in ((16, "DCP size", 1), (17, "DCP rank", 0))]  # fmt: skip
     if not dcp[1] < max(dcp[0], 1) or not dcp[0]:
         raise FrameError(f"DCP rank {dcp[1]} of {dcp[0]}")
-    if _frame(message, 18):
+    if frame_at(message, 18):
         words(message[18], 8, "staging layer ids")
 
 
 def _check_room(message: Sequence[bytes]) -> None:
-    _number(message[7], "number of decode ranks", 1 << 20)
-    if _frame(message, 8):
-        _number(message[8], "prefix length", _INT64_END)
+    read_number(message[7], "number of decode ranks", 1 << 20)
+    if frame_at(message, 8):
+        read_number(message[8], "prefix length", INT64_END)
     if message[4] == b"" and message[5] == b"":
         return  # a rank that takes no part
     words(message[4], 4, "page ids")
-    _number(message[5], "auxiliary index", _INT32_END)
-    _lists(message[6], 4, "state page ids")
-    words(_frame(message, 9), 4, "device page ids")
+    read_number(message[5], "auxiliary index", INT32_END)
+    lists(message[6], 4, "state page ids")
+    words(frame_at(message, 9), 4, "device page ids")
 
 
-def _frame(message: Sequence[bytes], place: int) -> bytes:
+def frame_at(message: Sequence[bytes], place: int) -> bytes:
+    """A frame, empty where the message ends before it."""
     return message[place] if len(message) > place else b""
 
 
-def _text(frame: bytes, what: str) -> str:
+def read_text(frame: bytes, what: str) -> str:
+    """The printable ASCII text of a frame.
+
+    Raises:
+        FrameError: it holds none.
+    """
     try:
         text = frame.decode("ascii")
     except UnicodeDecodeError:
@@ -139,7 +145,12 @@ def _text(frame: bytes, what: str) -> str:
     return text
 
 
-def _number(frame: bytes, what: str, end: int) -> int:
+def read_number(frame: bytes, what: str, end: int) -> int:
+    """The decimal number from 0 to `end` - 1 in a frame.
+
+    Raises:
+        FrameError: it holds none.
+    """
     if not frame.isdigit() or len(frame) > 20 or not int(frame) < end:
         raise FrameError(f"{what} is {frame[:40]!r}, and must be a number from 0 to {end - 1}")
     return int(frame)
@@ -157,15 +168,19 @@ def words(frame: bytes, width: int, what: str) -> list[int]:
     return list(struct.unpack(f"<{count}{'Q' if width == 8 else 'I'}", frame))
 
 
-def _lists(frame: bytes, width: int, what: str) -> list[list[int]]:
-    """Several lists in one frame: how many, the bytes of each, then all of them behind one another."""
+def lists(frame: bytes, width: int, what: str) -> list[list[int]]:
+    """Several lists in one frame: how many, the bytes of each, then all of them behind one another.
+
+    Raises:
+        FrameError: they do not fit the frame.
+    """
     if not frame:
         return []
     if len(frame) < 4:
         raise FrameError(f"{what}: {len(frame)} bytes hold no lists")
     (count,) = struct.unpack_from("<I", frame)
     start = 4 + 4 * count
-    if count > _MOST_BUFFERS or start > len(frame):
+    if count > MOST_BUFFERS or start > len(frame):
         raise FrameError(f"{what}: {count} lists do not fit into {len(frame)} bytes")
     sizes = struct.unpack_from(f"<{count}I", frame, 4)
     if start + sum(sizes) != len(frame):

@@ -14,8 +14,9 @@ from sglang.srt.disaggregation.utils import compute_mamba_state_slice_byte_block
 from kvplan import Interleave, LayoutError, Pairing, PairingError, Plan, PlanError, Request
 
 from . import handover, names, regions
+from .guarded import GuardedManager
 from .names import NotToldError
-from .paired import PairingManager
+from .pairings import Pairings
 from .regions import DEVICE, HOST, Buffers
 
 logger = logging.getLogger("kvplan.sglang")
@@ -29,7 +30,7 @@ SERVED = (
 _REFUSALS = (PlanError, PairingError, LayoutError, NotToldError)
 
 
-class PlannedMooncakeManager(PairingManager):
+class PlannedMooncakeManager(GuardedManager, Pairings):
     """MooncakeKVManager whose descriptors kvplan plans.
 
     A request that cannot be planned fails its own room, with the reason, before anything of the chunk is sent. What the

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvplan import Heads, Interleave, Layout, Pairing, PairingError, Region, pair
+from kvplan import Heads, Interleave, Layout, Memory, Pairing, PairingError, Region, pair
 
 from .names import Key, Model, NotToldError
 
@@ -71,11 +71,12 @@ def whole_pages(src: Buffers, dst: Buffers, model: Model | None, two_spaces: boo
     """
     spaces: list[str] = [DEVICE] * len(dst.keys)
     if two_spaces and model is not None:
-        spaces = [_space(model, number, key, len(dst.keys)) for number, key in enumerate(dst.keys)]
+        spaces = [space_of(model, number, key, len(dst.keys)) for number, key in enumerate(dst.keys)]
     return pair(src.layout(1, rows=1), dst.layout(1, rows=1, space=spaces))
 
 
-def _space(model: Model, number: int, key: Key, count: int) -> str:
+def space_of(model: Model, number: int, key: Key, count: int) -> str:
+    """The index space of decode entry `number` of `count`, where decode numbers host pages and device pages apart."""
     if model.ratios:
         return HOST if key[0] in _HOST_NAMES else DEVICE
     draft = key[0] == "draft" or number >= count - model.draft
@@ -110,8 +111,10 @@ def heads(src: Buffers, dst: Buffers, page_size: int, src_heads: Heads, dst_head
 
 
 def interleaved(src: Buffers, dst: Buffers, page_size: int, share: Interleave, draft: Draft, two_spaces: bool,
-                ) -> Pairing:  # fmt: skip
+                memory: tuple[Any, Any] = (Memory.DRAM, Memory.DRAM)) -> Pairing:  # fmt: skip
     """Rows for one rank of decode context parallelism. Draft entries are not interleaved: decode stores all their rows.
+
+    `memory`: where both sides' buffers lie, one for all or a list.
 
     Raises:
         LayoutError, PairingError: the two sides do not fit.
@@ -121,13 +124,14 @@ def interleaved(src: Buffers, dst: Buffers, page_size: int, share: Interleave, d
     sides = [draft.heads(src.page_bytes[number] // page_size, each // virtual) if is_draft else (None, None)
              for number, (is_draft, each) in enumerate(zip(of_draft, dst.page_bytes, strict=True))]  # fmt: skip
     return pair(
-        src.layout(page_size, rows=page_size, heads=[mine for mine, _ in sides]),
+        src.layout(page_size, rows=page_size, heads=[mine for mine, _ in sides], memory=memory[0]),
         dst.layout(
             virtual,
             rows=[virtual if is_draft else page_size for is_draft in of_draft],
             interleave=[None if is_draft else share for is_draft in of_draft],
             heads=[theirs for _, theirs in sides],
             space=[HOST if two_spaces and not is_draft else DEVICE for is_draft in of_draft],
+            memory=memory[1],
         ),
     )
 

@@ -38,14 +38,30 @@ def choose(chosen: Any, transfer_backend: Any, class_type: Any) -> Any:
     if getattr(class_type, "name", None) != "MANAGER":
         return None
     backend = getattr(transfer_backend, "name", str(transfer_backend))
+    if backend == "NIXL":
+        from sglang.srt.disaggregation.nixl.conn import NixlKVManager
+
+        if not _is_own(chosen, NixlKVManager):
+            return None
+        from .nixl import PlannedNixlManager
+
+        return PlannedNixlManager
     if backend != "MOONCAKE":
-        logger.warning("kvplan leaves the %s backend to SGLang: it plans for Mooncake only", backend)
+        logger.warning("kvplan leaves the %s backend to SGLang: it plans for Mooncake and NIXL only", backend)
         return None
     from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
 
-    if chosen is not MooncakeKVManager:
-        logger.warning("kvplan leaves %s to SGLang: it is not SGLang's own MooncakeKVManager", chosen.__qualname__)
+    if not _is_own(chosen, MooncakeKVManager):
         return None
     from .mooncake import PlannedMooncakeManager
 
     return PlannedMooncakeManager
+
+
+def _is_own(chosen: Any, expected: type) -> bool:
+    """Whether SGLang has chosen its own manager. Any other class is left as it is, with a warning."""
+    if chosen is not expected:
+        logger.warning(
+            "kvplan leaves %s to SGLang: it is not SGLang's own %s", chosen.__qualname__, expected.__qualname__
+        )
+    return chosen is expected

@@ -8,13 +8,23 @@ from typing import Any
 from kvplan import Pairing
 
 from . import names, regions
-from .guarded import GuardedManager
 from .names import Key, Model, NotToldError
+from .peers import Peers
 from .regions import Buffers
 
 
-class PairingManager(GuardedManager):
-    """What the functions of `PlannedMooncakeManager` pair with."""
+class Pairings:
+    """What a planning manager pairs with. Goes before one of SGLang's managers in a list of base classes."""
+
+    kv_args: Any
+    peers: Peers
+    pp_size: Any
+    attn_tp_size: int
+    decode_kv_args_table: dict[str, Any]
+
+    def _flat(self) -> bool:
+        """Whether KV is stored as one entry a layer."""
+        raise NotImplementedError
 
     def _model(self, flat: bool) -> Model:
         args = self.kv_args
