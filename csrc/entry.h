@@ -20,7 +20,7 @@ struct Header {
   int64_t num_entries, num_groups, num_spaces, num_segments;
 };
 
-// Who numbers the pages of one destination space. Row of Pairing.spaces, int64 [K, 6].
+// Who numbers the pages of one destination space. Row of Pairing.spaces, int64 [K, 8].
 struct Space {
   int64_t src_limit;    // source page ids are 0 to src_limit - 1
   int64_t src_tokens;   // tokens one source page covers
@@ -28,6 +28,8 @@ struct Space {
   int64_t dst_limit;
   int64_t dst_tokens;
   int64_t dst_align;
+  int64_t domain;       // the first space whose memory this one shares, through others too; itself where there is none
+  int64_t shift;        // pages: ids of one domain with equal sums of id and shift are one physical page
 };
 
 // One side of a group: how a row position becomes an index.

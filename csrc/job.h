@@ -32,11 +32,12 @@ struct List {
 struct Check {
   int64_t first;     // places of all checks before this one
   int64_t offset;    // of its first id among all page ids
-  int64_t code;      // kSrcRange, kDstRange: ids are 0 to limit - 1. kDstTwice: ids of one scope are distinct
+  int64_t code;      // kSrcRange, kDstRange: ids are 0 to limit - 1. kDstTwice: ids of one scope, shifted, are distinct
   int64_t limit;
   int64_t scope;
   int64_t request, space;  // what a failure names
   int64_t position;  // of its first id in the request's list
+  int64_t shift;     // added to its ids where those of one scope are compared
 };
 
 struct Job {

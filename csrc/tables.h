@@ -66,6 +66,10 @@ inline const char* fault_in_rows(const Tables& tables, int64_t* row) {
     if (space.src_limit <= 0 || space.dst_limit <= 0 || space.src_tokens <= 0 || space.dst_tokens <= 0 ||
         space.src_align <= 0 || space.dst_align <= 0)
       return "empty space";
+    int64_t end;
+    if (space.domain < 0 || space.domain > *row || tables.spaces[space.domain].domain != space.domain ||
+        !add(space.dst_limit, space.shift, &end))
+      return "no such domain in space";
   }
   for (*row = 0; *row < size.num_groups; ++*row) {
     const Group& group = tables.groups[*row];

@@ -58,18 +58,18 @@ class Job:
 # and segments in the tables.
 OTHER_HEADERS = [
     *((requests, {word: change}) for requests in (0, 2) for word in range(4) for change in (-1, 1)),
-    # The length of the tables is right: entries and spaces have 6 words, groups 12, segments 1.
-    (2, {0: 1, 2: -1}),
-    (2, {1: 1, 2: -2}),
-    (2, {2: -1, 3: 6}),
+    # The length of the tables is right: entries have 6 words, groups 12, spaces 8, segments 1.
+    (2, {0: -4, 2: 3}),
+    (2, {0: -2, 1: 1}),
+    (2, {2: -1, 3: 8}),
     # All that is computed of these numbers is right modulo 2^64: only the bounds on each show that it is wrong.
     (2, {0: -(1 << 63)}),
     (4, {1: 1 << 62}),
     (4, {1: -(1 << 62)}),
     (0, {2: -(1 << 63)}),
-    (0, {2: 1, 3: -6}),
+    (0, {2: 1, 3: -8}),
     (0, {0: ((1 << 64) + 2) // 6, 3: -2}),
-    (0, {2: ((1 << 64) + 2) // 6, 3: -2}),
+    (0, {2: 1 << 61}),
 ]
 
 

@@ -72,6 +72,7 @@ class Side:
     order: str = "NHD"  # of tokens and heads in a page, where heads are told apart
     pitch: int = 0  # bytes behind each row (of a head, in order HND), where a page has no padding
     run: int = 1  # consecutive tokens that a rank that interleaves holds
+    shifts: dict[str, int] | None = None  # spaces share one buffer: their page 0 is this page of it
 
     def tokens(self, space: str) -> int:
         """Tokens that one page of a list for this space covers, over all ranks that interleave."""
@@ -244,8 +245,16 @@ def extent(fields: dict[str, Any]) -> int:
 def _placed(unplaced: list[dict[str, Any]], side: Side, number: int) -> list[kvplan.Region]:
     """Addresses for the regions of one rank, none of which overlap."""
     cursor = side.base + number * (1 << 16)
-    if side.packed:
-        pools: dict[str, list[dict[str, Any]]] = {}
+    if side.shifts is not None:
+        pools = {space: [fields for fields in unplaced if fields["space"] == space] for space in side.shifts}
+        stride = max(sum(extent(fields) for fields in pool) for pool in pools.values()) + side.gap
+        for space, pool in pools.items():
+            offset = side.shifts[space] * stride
+            for fields in pool:
+                fields.update(base=cursor + offset, page_stride=stride)
+                offset += extent(fields)
+    elif side.packed:
+        pools = {}
         for fields in unplaced:
             pools.setdefault(fields["space"], []).append(fields)
         for pool in pools.values():
@@ -411,6 +420,11 @@ def clusters(draw: st.DrawFn, plain: bool = False, nulls: bool = True) -> Cluste
     if plain:
         dst.pages.update(dict.fromkeys(spaces, src.pages["device"]))
 
+    if len(spaces) > 1 and draw(st.integers(0, 3)) == 0:
+        shifts = {space: draw(st.integers(0, 2)) for space in [*spaces, "state"]}
+        memories = dict.fromkeys(dst.memories, dst.memories["device"])
+        dst = dataclasses.replace(dst, shifts=shifts, memories=memories)
+
     by_name = [space for space in spaces if draw(st.integers(0, 5)) == 0]  # with source lists of their own
     for space in by_name:
         own = src.pages["device"] if plain or space == "device" else largest * draw(st.sampled_from([1, 2, 4]))
@@ -484,7 +498,13 @@ def _requests(
     for space, count in src_counts.items():
         pool = "device" if space is None else space
         src.num_pages[pool] = max(src.num_pages[pool], count + draw(st.integers(1, 4)))
+    shared = draw(page_ids(sum(dst_counts.values()), sum(dst_counts.values()) + draw(st.integers(1, 4))))
     for space, count in dst_counts.items():
+        if dst.shifts is not None:  # no page of the buffer twice
+            most = max(dst.shifts.values())
+            dst.num_pages[space] = sum(dst_counts.values()) + 4 + most
+            dst_pages[space] = [shared.pop() + most - dst.shifts[space] for _ in range(count)]
+            continue
         dst.num_pages[space] = count + draw(st.integers(1, 4))
         dst_pages[space] = draw(page_ids(count, dst.num_pages[space]))
     for space, count in src_counts.items():

@@ -162,8 +162,8 @@ def check_kernel(
 ):
     """Each lane checks one place: its id is in range, or, for a check of distinct ids, occurs at no earlier place.
 
-    Equal ids of one scope meet in the hash table; the later place fails. Of all failures the first is kept: places are
-    stored as `places` minus the place, so that the first is the largest.
+    Ids of one scope that are equal when shifted meet in the hash table; the later place fails. Of all failures the
+    first is kept: places are stored as `places` minus the place, so that the first is the largest.
     """
     matches = job_matches(
         tables, job, tables_words, segments, requests, lists, pieces, checks, pairs, places, hashed, given, most
@@ -178,7 +178,8 @@ def check_kernel(
     mine = places - place
     failed = tl.where(valid & ~twice & outside, mine, 0)
     scope = tl.load(check + 4, mask=valid, other=0)
-    slot = hash_of(id, scope).to(tl.int64)
+    page = id + tl.load(check + 8, mask=valid, other=0)
+    slot = hash_of(page, scope).to(tl.int64)
     looking = twice
     while tl.max(looking.to(tl.int32)) > 0:
         at = table + (slot & mask)
@@ -187,7 +188,8 @@ def check_kernel(
         taken = looking & (found != 0)
         other = places - found
         others = check_at(job, lists, checks, checks_leap, other)
-        met = taken & (tl.load(others + 4, mask=taken, other=-1) == scope) & (id_at(pages, others, other, taken) == id)
+        there = id_at(pages, others, other, taken) + tl.load(others + 8, mask=taken, other=0)
+        met = taken & (tl.load(others + 4, mask=taken, other=-1) == scope) & (there == page)
         before = tl.atomic_max(at, mine, mask=met, sem="relaxed")
         failed = tl.where(met, tl.maximum(failed, tl.minimum(before, mine)), failed)
         looking = taken & ~met

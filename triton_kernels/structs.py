@@ -6,10 +6,10 @@ import triton.language as tl
 HEADER = tl.constexpr(4)
 ENTRY = tl.constexpr(6)
 GROUP = tl.constexpr(12)
-SPACE = tl.constexpr(6)
+SPACE = tl.constexpr(8)
 JOB_SIZE = tl.constexpr(9)
 LIST = tl.constexpr(7)
-CHECK = tl.constexpr(8)
+CHECK = tl.constexpr(9)
 STATUS = tl.constexpr(5)  # the first words of a plan's info
 
 # Codes (enum Code).

@@ -37,13 +37,13 @@ bool rise(const PageList& list) {
   });
 }
 
-// Calls body(id, place) for each id, places counted over all lists.
+// Calls body(id, place) for each id, shifted, places counted over all lists.
 template <class Body>
 void for_each_id(const std::vector<PageList>& lists, Body body) {
   int64_t place = 0;
   for (const PageList& list : lists)
     with_ids(list, [&](const auto* ids) {
-      for (int64_t i = 0; i < list.size; ++i) body(static_cast<int64_t>(ids[i]), place++);
+      for (int64_t i = 0; i < list.size; ++i) body(static_cast<int64_t>(ids[i]) + list.shift, place++);
     });
 }
 

@@ -1,4 +1,5 @@
 // Windows -> job: everything about a call that is known before a page id is read.
+#include <algorithm>
 #include <array>
 
 #include "stages.h"
@@ -48,6 +49,8 @@ class Builder {
       add_checks(space);
       if (wraps_) return {Code::kOverflow, 0, space, 0, 0};
     }
+    add_checks_across();
+    if (wraps_) return {Code::kOverflow, 0, 0, 0, 0};
     std::vector<int64_t> pairs_per_group(static_cast<size_t>(tables_.size.num_groups), 0);
     for (int64_t request = 0; request < requests_; ++request) {
       for (int64_t group = 0; group < tables_.size.num_groups; ++group) {
@@ -66,7 +69,7 @@ class Builder {
     const JobSize size{requests_, static_cast<int64_t>(lists_.size()), requests_ * tables_.size.num_entries,
                        static_cast<int64_t>(checks_.size()), pairs_, places_, hashed_, num_pages, most};
     lists_.push_back({pairs_, 0, 0, 0, 0, 0, 0});
-    checks_.push_back({places_, 0, 0, 0, 0, 0, 0, 0});
+    checks_.push_back({places_, 0, 0, 0, 0, 0, 0, 0, 0});
     words->reserve(words_of<JobSize>() + lists_.size() * words_of<List>() + checks_.size() * words_of<Check>());
     append(words, &size, 1);
     append(words, lists_.data(), lists_.size());
@@ -83,7 +86,7 @@ class Builder {
                  int64_t position) {
     const Space& limits = tables_.spaces[space];
     const int64_t limit = code == Code::kSrcRange ? limits.src_limit : limits.dst_limit;
-    checks_.push_back({places_, offset, static_cast<int64_t>(code), limit, scope, request, space, position});
+    checks_.push_back({places_, offset, static_cast<int64_t>(code), limit, scope, request, space, position, limits.shift});
     wraps_ = wraps_ || !kvplan::add(places_, count, &places_);
     if (code == Code::kDstTwice) hashed_ += count;  // of places, so no more
   }
@@ -98,13 +101,31 @@ class Builder {
       add_check(Code::kDstTwice, given.dst_offset, given.dst_pages, scopes_++, request, space, 0);
     }
     if (requests_ == 1) return;
-    for (int64_t request = 0; request < requests_; ++request) {
-      const Window& given = window(request, space);
-      const PageRange written = pages_written(tables_.spaces[space], given);
-      add_check(Code::kDstTwice, given.dst_offset + written.first, written.count, scopes_, request, space,
-                written.first);
-    }
+    for (int64_t request = 0; request < requests_; ++request) add_written(request, space);
     ++scopes_;
+  }
+
+  void add_written(int64_t request, int64_t space) {
+    const Window& given = window(request, space);
+    const PageRange written = pages_written(tables_.spaces[space], given);
+    add_check(Code::kDstTwice, given.dst_offset + written.first, written.count, scopes_, request, space, written.first);
+  }
+
+  // Nor may a page be written through two spaces that share memory.
+  void add_checks_across() {
+    std::vector<std::array<int64_t, 2>> members;  // (domain, space)
+    bool shared = false;
+    for (int64_t space = 0; space < tables_.size.num_spaces && !shared; ++space) shared = tables_.spaces[space].domain != space;
+    if (!shared) return;
+    for (int64_t space = 0; space < tables_.size.num_spaces; ++space) members.push_back({tables_.spaces[space].domain, space});
+    std::sort(members.begin(), members.end());
+    for (size_t first = 0, stop; first < members.size(); first = stop) {
+      for (stop = first + 1; stop < members.size() && members[stop][0] == members[first][0];) ++stop;
+      if (stop == first + 1) continue;
+      for (int64_t request = 0; request < requests_; ++request)
+        for (size_t k = first; k < stop; ++k) add_written(request, members[k][1]);
+      ++scopes_;
+    }
   }
 
   Status add_list(int64_t request, int64_t number, int64_t* pairs_of_group) {
@@ -177,9 +198,10 @@ bool job_fits(const Tables& tables, const Job& job) {
   for (int64_t c = 0; c < size.checks; ++c) {
     const Check& check = job.checks[c];
     const int64_t next = (&check)[1].first;
+    int64_t end;
     if (next < check.first || next > size.places || !lies_within(check.offset, next - check.first, size.pages) ||
         check.code < static_cast<int64_t>(Code::kSrcRange) || check.code > static_cast<int64_t>(Code::kDstTwice) ||
-        check.limit <= 0 || check.space < 0 || check.space >= tables.size.num_spaces || check.request < 0 ||
+        check.limit <= 0 || !kvplan::add(check.limit, check.shift, &end) || check.space < 0 || check.space >= tables.size.num_spaces || check.request < 0 ||
         check.request >= size.requests)
       return false;
   }

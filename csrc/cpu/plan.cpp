@@ -1,4 +1,6 @@
 // All stages of planning, for all requests of a job: check ids, find runs, count, then write each descriptor once.
+#include <algorithm>
+
 #include "past_cache.h"
 #include "stages.h"
 
@@ -10,18 +12,21 @@ Status Planner::check_ids() const {
     const Check& check = job_.checks[c];
     const Code code = static_cast<Code>(check.code);
     std::vector<PageList> lists;  // one list, or all of one scope
+    int64_t limit = 0;            // of shifted ids
     do {
       lists.push_back(pages_.part(job_.checks[c].offset, size_of(c)));
+      lists.back().shift = job_.checks[c].shift;
+      limit = std::max(limit, job_.checks[c].limit + job_.checks[c].shift);
       ++c;
     } while (code == Code::kDstTwice && c < job_.size.checks && job_.checks[c].code == check.code &&
              job_.checks[c].scope == check.scope);
     Status status;
     for (size_t i = 0; i < lists.size() && status.code == Code::kOk; ++i) {
       // Duplicates are looked up by id: whatever a job says, none may lie beyond the limit.
-      status = check_range(lists[i], check.limit, code == Code::kDstTwice ? Code::kDstRange : code);
+      status = check_range(lists[i], (&check)[i].limit, code == Code::kDstTwice ? Code::kDstRange : code);
       status.request = static_cast<int64_t>(i);
     }
-    if (status.code == Code::kOk && code == Code::kDstTwice) status = check_distinct(lists, check.limit);
+    if (status.code == Code::kOk && code == Code::kDstTwice) status = check_distinct(lists, limit);
     if (status.code == Code::kOk) continue;
     const Check& failed = (&check)[status.request];
     return {status.code, failed.request, failed.space, failed.position + status.position, status.value};

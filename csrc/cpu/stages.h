@@ -14,9 +14,10 @@ struct PageList {
   const void* data = nullptr;
   int64_t size = 0;
   bool wide = true;  // int64
+  int64_t shift = 0;  // pages added to its ids where they are compared with those of another list
 
   PageList part(int64_t offset, int64_t count) const {
-    return {static_cast<const char*>(data) + offset * (wide ? 8 : 4), count, wide};
+    return {static_cast<const char*>(data) + offset * (wide ? 8 : 4), count, wide, shift};
   }
 };
 
@@ -93,7 +94,7 @@ Status check_range(const PageList& pages, int64_t limit, Code code);
 // distinct.cpp --------------------------------------------------------------------------------------------------------
 
 // kDstTwice for the first id seen before, in the same list or an earlier one; `request` is the list's number. All ids are
-// in [0, limit). Extra memory: 512 KiB, or 16 bytes an id.
+// in [0, limit) when shifted. Extra memory: 512 KiB, or 16 bytes an id.
 Status check_distinct(const std::vector<PageList>& lists, int64_t limit);
 
 // runs.cpp ------------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ __device__ __forceinline__ bool job_is_known(const PlanArgs& args) {
          args.tables_words == table_words(header);
 }
 
-// One thread a place: an id in range, or the first of its scope. Ids of a scope meet in an open hash table, whose slots
+// One thread a place: an id in range, or the first of its scope. Ids of a scope, shifted, meet in an open hash table, whose slots
 // hold the first place of an id; of two that meet, the later one is a failure. The first failure in order is kept.
 __device__ __forceinline__ void check_pages(const PlanArgs& args) {
   const Job job = view_job(args.job);
@@ -72,13 +72,14 @@ __device__ __forceinline__ void check_pages(const PlanArgs& args) {
       continue;
     }
     const uint64_t mine = static_cast<uint64_t>(places - place);  // greater: earlier
-    for (uint64_t slot = hash_of(id, check.scope);; ++slot) {
+    const int64_t page = id + check.shift;
+    for (uint64_t slot = hash_of(page, check.scope);; ++slot) {
       uint64_t* const at = args.hash + (slot & args.hash_mask);
       const uint64_t found = atomic_cas(at, 0, mine);
       if (found == 0) break;
       const int64_t other = places - static_cast<int64_t>(found);
       const Check& others = check_of(other);
-      if (others.scope != check.scope || id_of(others, other) != id) continue;
+      if (others.scope != check.scope || id_of(others, other) + others.shift != page) continue;
       const uint64_t before = atomic_max(at, mine);
       fail(places - static_cast<int64_t>(before < mine ? before : mine));
       break;

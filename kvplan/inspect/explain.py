@@ -18,8 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="JSON: src and dst (as Layout.to_dict writes them, or lists of regions with page_size beside them), "
         "src_pages and dst_pages, and where needed src_start, dst_start, num_tokens, null_page, allow_unsent, "
         "src_replica. For several requests, a list of such objects under requests. With layouts alone, only the "
-        "pairing is explained. "
-        "PlanError.case() makes such a file of what was refused",
+        "pairing is explained. PlanError.case() makes such a file of what was refused",
     )
     parser.add_argument("--picture", metavar="OUT.png", help="draw the pages of each space and the runs between them")
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import PairingError
-from ..layout import Layout, Region
-from .overlap import first_overlap
+from ..layout import Layout
+from .overlap import shared_spaces
 from .slices import Slice, slices
 
 
@@ -30,7 +30,7 @@ def match(src: Layout, dst: Layout, allow_unsent: Iterable[str]) -> list[Slice]:
                 f"source {region} has no destination: the decode layout holds no region of that name and layer. Name "
                 f"it in allow_unsent if it is not meant to be sent"
             )
-    _check_destinations(dst, [dst.by_key[region.key] for region in src.regions if region.key in dst.by_key])
+    shared_spaces(dst, src.by_key.keys() & dst.by_key.keys())  # or a PairingError
     mine = shares(src)
     found: list[Slice] = []
     for region in src.regions:
@@ -48,13 +48,6 @@ def shares(src: Layout) -> set[tuple[str, int]]:
     for region in src.regions:
         alike.setdefault(region.replica or src.replica, []).append(region.key)
     return {key for (index, count), keys in alike.items() for key in sorted(keys)[index::count]}
-
-
-def _check_destinations(dst: Layout, written: Sequence[Region]) -> None:
-    """No byte of a written region may belong to another region, or it would be written twice, or unasked."""
-    clash = first_overlap(dst.regions, {region.key for region in written})
-    if clash is not None:
-        raise PairingError(f"destination {clash[0]} and {clash[1]} overlap in memory")
 
 
 def _join_neighbours(slices: list[Slice]) -> list[Slice]:

@@ -1,4 +1,8 @@
-"""Do two regions share a byte? Exact for regions of any stride, and quick for pools whose pages interleave."""
+"""Do two regions share a byte? Exact for regions of any stride, and quick for pools whose pages interleave.
+
+Regions of two spaces may share memory where each page of one meets one page of the other: groups of layers with page
+tables of their own over one buffer.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,77 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from ..errors import PairingError
-from ..layout import Memory, Region
+from ..errors import PairingError, quoted
+from ..layout import Layout, Memory, Region
 
 _MOST_STEPS = 1 << 22  # of all comparisons together, a few seconds; only strides that no allocator makes need more
 
 
-def first_overlap(regions: Sequence[Region], written: Collection[tuple[str, int]]) -> tuple[Region, Region] | None:
+Shared = list[tuple[Region, Region, int]]  # page i of the first and page i + shift of the second meet
+
+
+def shared_spaces(dst: Layout, written: Collection[tuple[str, int]]) -> dict[str, tuple[str, int]]:
+    """Which destination spaces share memory, where at least one of two regions is `written` (by key).
+
+    Returns:
+        for each such space, the first space of those that share with it, directly or through others, and a shift in
+        pages, 0 or more: ids of two of them name one physical page where id + shift is equal.
+
+    Raises:
+        PairingError: two regions overlap otherwise. Then a byte could be written twice, or unasked.
+    """
+    shared: Shared = []
+    clash = first_overlap(dst.regions, written, shared)
+    if clash is not None:
+        raise _overlap(*clash)
+    ties: dict[str, list[tuple[str, int, Region, Region]]] = defaultdict(list)
+    for a, b, shift in shared:
+        ties[a.space].append((b.space, shift, a, b))
+        ties[b.space].append((a.space, -shift, b, a))
+    found: dict[str, tuple[str, int]] = {}
+    for first in (space for space in dst.spaces if space in ties):
+        if first in found:
+            continue
+        shifts, new = {first: 0}, [first]
+        while new:
+            space = new.pop()
+            for other, shift, a, b in ties[space]:
+                if shifts.setdefault(other, shifts[space] - shift) != shifts[space] - shift:
+                    raise _overlap(a, b)
+                if other not in found:
+                    found[other] = (first, 0)
+                    new.append(other)
+        least = min(shifts.values())
+        found |= {space: (first, shift - least) for space, shift in shifts.items()}
+    return found
+
+
+def _overlap(a: Region, b: Region) -> PairingError:
+    text = f"destination {a} and {b} overlap in memory"
+    if a.space != b.space:
+        text += (
+            f": regions of two spaces, {quoted(a.space)} and {quoted(b.space)}, may share memory only where all pages "
+            f"of one meet the pages of the other one to one, at equal strides"
+        )
+    return PairingError(text)
+
+
+def first_overlap(
+    regions: Sequence[Region], written: Collection[tuple[str, int]], shared: Shared | None = None
+) -> tuple[Region, Region] | None:
     """Two regions of one memory whose pages share a byte, at least one of them `written` (by key), or None.
 
+    Regions of two spaces whose pages meet one to one are no such regions: they are added to `shared`.
     n log n for regions of equal stride.
     """
     left = [_MOST_STEPS]
+    shared = [] if shared is None else shared
     spaces: defaultdict[Memory, list[Region]] = defaultdict(list)
     for region in regions:
         spaces[region.memory] += _blocks(region)
     for members in spaces.values():
         for cluster in _clusters(members):
-            clash = _first_in_cluster(cluster, written, left)
+            clash = _first_in_cluster(cluster, written, left, shared)
             if clash is not None:
                 return clash
     return None
@@ -61,7 +118,7 @@ def _clusters(regions: Iterable[Region]) -> Iterable[list[Region]]:
 
 
 def _first_in_cluster(
-    cluster: list[Region], written: Collection[tuple[str, int]], left: list[int]
+    cluster: list[Region], written: Collection[tuple[str, int]], left: list[int], shared: Shared
 ) -> tuple[Region, Region] | None:
     """Regions of one stride are disjoint if they are so modulo the stride; only the others are compared in pairs.
 
@@ -81,8 +138,21 @@ def _first_in_cluster(
             matters = one.key in written or other.key in written
             _step(left, 1, one, other)
             if matters and one.key != other.key and _share_a_byte(one, other, left):
-                return one, other
+                shift = _page_shift(one, other)
+                if shift is None:
+                    return one, other
+                shared.append((one, other, shift))
     return None
+
+
+def _page_shift(a: Region, b: Region) -> int | None:
+    """The one number for which page i of a meets page i + number of b; None where there are several, or none."""
+    stride: int = a.page_stride  # type: ignore[assignment]
+    if a.space == b.space or stride != b.page_stride:
+        return None
+    offset = a.base - b.base
+    least = (offset - b.page_bytes) // stride + 1
+    return least if least * stride < offset + a.page_bytes <= (least + 1) * stride else None
 
 
 def _apart_on_circle(members: list[Region], stride: int) -> bool:

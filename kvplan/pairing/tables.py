@@ -11,7 +11,9 @@ import torch
 
 from ..errors import PairingError, listed, quoted
 from ..layout import Layout, Memory, Region
+from ..layout.region import INT64_END
 from ..ops.backend import send
+from .overlap import shared_spaces
 from .slices import Slice
 
 
@@ -32,7 +34,7 @@ class PairingTables:
         entries: torch int64 [E, 6]: src_base, src_stride, dst_base, dst_stride, nbytes, group. Bases are the bit
             patterns of unsigned 64-bit addresses. Ordered by segment.
         groups: torch int64 [G, 12], struct Group in csrc/entry.h.
-        spaces: torch int64 [S, 6], struct Space in csrc/entry.h, in the order of `space_names`.
+        spaces: torch int64 [S, 8], struct Space in csrc/entry.h, in the order of `space_names`.
         bounds: torch int64 [segments + 1]: the entry at which each segment begins, and E.
         tables: int64 [T]: a header and the four above in one tensor, as the op takes it. The others are views of it.
         regions: for each entry the (source, destination) regions that it moves: one pair, or several neighbours.
@@ -62,6 +64,10 @@ class PairingTables:
         for piece in slices:
             group = rules.setdefault((self._number[piece.space], *piece.rule), len(rules))
             rows.append((piece.src_base, piece.src_stride, piece.dst_base, piece.dst_stride, piece.nbytes, group))
+        #: For each destination space that shares memory with another: the first of those, and a shift; `shared_spaces`.
+        self.domains: dict[str, tuple[str, int]] = {}
+        if len(self.space_names) > 1:
+            self.domains = shared_spaces(dst, src.by_key.keys() & dst.by_key.keys())
         spaces = self._space_rows()
         # For each space written: tokens that a source page covers.
         self.src_tokens = {space: row[1] for space, row in zip(self.space_names, spaces, strict=True)}
@@ -72,9 +78,9 @@ class PairingTables:
         bounds = (0, *np.cumsum(counts).tolist())
         words = [*sizes, *_flat(rows), *_flat(rules), *_flat(spaces), *bounds]
         self.tables = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
-        parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 6 * sizes[2], sizes[3] + 1])
+        parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 8 * sizes[2], sizes[3] + 1])
         self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
-        self.spaces, self.bounds = parts[2].view(-1, 6), parts[3]
+        self.spaces, self.bounds = parts[2].view(-1, 8), parts[3]
         #: At place k, rooms for 2**k page ids, kept between requests. A thread takes a room, and puts it back.
         self.rooms: list[list[Room]] = [[] for _ in range(64)]
         self._tables_on: dict[torch.device, tuple[torch.Tensor, torch.Event]] = {}
@@ -104,7 +110,18 @@ class PairingTables:
                 align = tokens if any(region.interleave for region in regions) else 1
                 row += (narrowest.num_pages, tokens, align)
             rows.append(tuple(row))
-        return rows
+        return [row + self._shared(number, row) for number, row in enumerate(rows)]
+
+    def _shared(self, number: int, row: tuple[int, ...]) -> tuple[int, int]:
+        """The last two words of struct Space: with whom a space shares memory."""
+        if len(self.space_names) == 1:
+            return number, 0
+        space, limit = self.space_names[number], row[3]
+        first, shift = self.domains.get(space, (space, 0))
+        if shift + limit >= INT64_END:
+            raise PairingError(f"space {quoted(space)}: its pages, counted with those of {quoted(first)}, pass 64 bits")
+        sharing = (name for name in self.space_names if self.domains.get(name, (name, 0))[0] == first)
+        return self._number[next(sharing)], shift
 
     def tables_on(self, device: torch.device) -> torch.Tensor:
         """`tables` on a device. They are copied there once."""

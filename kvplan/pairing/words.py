@@ -18,6 +18,12 @@ def describe(pairing: PairingTables) -> str:
         for number in range(int(start), int(stop)):
             alike.setdefault(_rule(pairing, number, entries[number]), []).append(number)
         lines += [_entries_line(pairing, rule, numbers) for rule, numbers in alike.items()]
+    domains: dict[str, list[str]] = {}
+    for space in pairing.space_names:
+        if space in pairing.domains:
+            first, shift = pairing.domains[space]
+            domains.setdefault(first, []).append(f"{quoted(space)} (page 0 is page {shift} of it)")
+    lines += [f"share memory, of which no page may be written twice: {', '.join(names)}" for names in domains.values()]
     sent = {pair[0].key for regions in pairing.regions for pair in regions}
     lines += _left(pairing, sent)
     return "\n".join(lines)

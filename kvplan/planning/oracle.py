@@ -20,13 +20,15 @@ def plan(lists: PageLists) -> Plan:
     """The plan of all requests in `lists`: the same as the other back ends', hundreds of thousands of times slower.
 
     Raises:
-        PlanError: a request cannot be planned whole. Two requests that write one page are not found out.
+        PlanError: a request cannot be planned whole.
     """
     pairing = lists.pairing
     if lists.device is not None:
         raise PlanError(f"a page list is on {lists.device}; the oracle plans on the CPU: pass page_ids.cpu()")
     ids = np.concatenate((NO_PAGES, *lists.lists))
     requests = [request_at(pairing, ids, lists.windows, number, lists.nulls) for number in range(lists.requests)]
+    if len(requests) > 1 or len(pairing.space_names) > 1:
+        reference.check_batch(pairing.src, pairing.dst, [vars(request) for request in requests])
     found: list[list[tuple[int, int, int]]] = []
     segments, offsets = [], []
     at = 0

@@ -29,7 +29,9 @@ def pair(src: Layout, dst: Layout, *, allow_unsent: Iterable[str] = ()) -> Pairi
 
     Raises:
         PairingError: a source region has no destination, a pair cannot be moved row for row, or two destination
-            regions overlap. It names the regions and the reason.
+            regions overlap. It names the regions and the reason. Regions of two spaces may overlap where every page of
+            one meets at most one page of the other, at equal strides (groups of layers over one buffer): then no two
+            lists of a call may write one physical page.
     """
     return Pairing(src, dst, match(src, dst, allow_unsent))
 

@@ -283,6 +283,81 @@ def moves(
     PlanError where the page lists or positions do not.
     """
     pairs = _pairs(src_layout, dst_layout, allow_unsent)
+    given = {"src_start": src_start, "dst_start": dst_start, "num_tokens": num_tokens, "null_page": null_page}
+    requests = _requests(pairs, dst_layout, src_pages, dst_pages, **given)
+    for pair in pairs:
+        _check_request(pair, requests[pair.dst.space])
+    for space, request in requests.items():
+        seen = set()
+        for position, page in enumerate(request.dst_pages):
+            if page in seen and not request.is_null(page):
+                raise PlanError(f"space {space!r}: destination page {page} is given twice, again at {position}")
+            seen.add(page)
+    _refuse_twice(src_layout, dst_layout, [(pairs, requests)])
+    for pair in pairs:
+        request = requests[pair.dst.space]
+        for token in () if request.null is None else _tokens_sent(pair, request):
+            (src_null, at), (dst_null, _) = _null_at(pair, request, token)
+            if src_null != dst_null:
+                side = "source" if src_null else "destination"
+                raise PlanError(f"{pair}: token {token} is in the null page of the {side} alone, position {at}")
+    return [(pair, moved) for pair in pairs for moved in _walk(pair, requests[pair.dst.space])]
+
+
+def check_batch(src_layout: Any, dst_layout: Any, requests: Iterable[Mapping[str, Any]]) -> None:
+    """PlanError where requests, whose fields are arguments of `moves`, would write one physical page twice."""
+    pairs = _pairs(src_layout, dst_layout, [region.name for region in src_layout.regions])
+    _refuse_twice(src_layout, dst_layout, [(pairs, _requests(pairs, dst_layout, **given)) for given in requests])
+
+
+def _blocks(region: Any) -> list[tuple[int, int]]:
+    """(offset, bytes) of what a page takes: all of it, or where its rows lie apart, each head of each row."""
+    if region.row_stride is None and region.head_stride is None:
+        return [(0, region.page_bytes)]
+    pair = _Pair(region, region)
+    return [(pair.place(region, *cell), pair.per_head(region)) for cell in pair.cells()]
+
+
+def _refuse_twice(src_layout: Any, dst_layout: Any, batch: list[tuple[list[_Pair], dict[str, _Request]]]) -> None:
+    """Compare the memory of all pages that are written, of every destination region of their space."""
+    sent = {(region.name, region.layer) for region in src_layout.regions}
+    spans = []
+    for number, (pairs, requests) in enumerate(batch):
+        for space, request in requests.items():
+            pair = next(pair for pair in pairs if pair.dst.space == space)
+            places = {(token - request.dst_start) // pair.dst.tokens for token in _tokens_sent(pair, request)}
+            for place in sorted(places):
+                page = request.dst_pages[place] if place < len(request.dst_pages) else request.null
+                if page is None or request.is_null(page):
+                    continue
+                for region in dst_layout.regions:
+                    if region.space == space:
+                        memory = region.memory.kind, region.memory.device
+                        about = number, space, page, place, (region.name, region.layer) in sent
+                        for start, nbytes in _blocks(region):
+                            start += region.base + page * region.page_stride
+                            spans.append((*memory, start, start + nbytes, *about))
+    open_spans: list[Any] = []
+    for span in sorted(spans):
+        open_spans = [other for other in open_spans if other[:2] == span[:2] and other[3] > span[2]]
+        for other in open_spans:
+            if other[4:6] != span[4:6] and (other[-1] or span[-1]):
+                first, last = sorted(f"page {s[6]} at {s[7]} of space {s[5]!r}, request {s[4]}" for s in (other, span))
+                raise PlanError(f"one destination page is given twice: {first}, and {last}")
+        open_spans.append(span)
+
+
+def _requests(
+    pairs: list[_Pair],
+    dst_layout: Any,
+    src_pages: Any,
+    dst_pages: Any,
+    src_start: Any = 0,
+    dst_start: Any = None,
+    num_tokens: Any = None,
+    null_page: Any = None,
+) -> dict[str, _Request]:
+    """For each destination space that is written, its lists and positions."""
     spaces = {region.space for region in dst_layout.regions}
     src_lists, dst_lists = _by_space(src_pages, dst_pages, spaces)
 
@@ -314,22 +389,7 @@ def moves(
             if requests[mine].src_start != requests[other].src_start:
                 raise PlanError(f"the one source list of {mine!r} and {other!r} cannot begin at two tokens")
 
-    for pair in pairs:
-        _check_request(pair, requests[pair.dst.space])
-    for space, request in requests.items():
-        seen = set()
-        for position, page in enumerate(request.dst_pages):
-            if page in seen and not request.is_null(page):
-                raise PlanError(f"space {space!r}: destination page {page} is given twice, again at {position}")
-            seen.add(page)
-    for pair in pairs:
-        request = requests[pair.dst.space]
-        for token in _tokens_sent(pair, request):
-            (src_null, at), (dst_null, _) = _null_at(pair, request, token)
-            if src_null != dst_null:
-                side = "source" if src_null else "destination"
-                raise PlanError(f"{pair}: token {token} is in the null page of the {side} alone, position {at}")
-    return [(pair, moved) for pair in pairs for moved in _walk(pair, requests[pair.dst.space])]
+    return requests
 
 
 def _by_space(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -93,21 +94,31 @@ def _least_move(pairing: PairingTables, space: int) -> int:
 def _first_place(
     pairing: PairingTables, page: int, pages: np.ndarray, windows: Sequence[int], request: int, space: int
 ) -> str:
-    """Where a destination page was given first: in the same list, or where an earlier request writes it."""
+    """Where a destination page was given first: in the same list, or where another space or request writes it."""
     spaces = len(pairing.space_names)
-    _, src_tokens, _, _, dst_tokens, _ = pairing.spaces[space].tolist()
     at = 7 * (request * spaces + space)
     offset, count = windows[at + 2 : at + 4]
     places = np.flatnonzero(pages[offset : offset + count] == page)
     if len(places) > 1:
         return f"{places[0]}"
-    for earlier in range(request):
-        at = 7 * (earlier * spaces + space)
+    rows = pairing.spaces.tolist()
+    domain, shift = rows[space][6:]
+    sharing = [number for number, row in enumerate(rows) if row[6] == domain]
+    for earlier, other in itertools.product(range(request + 1), sharing):
+        if (earlier, other) >= (request, space):
+            break
+        at = 7 * (earlier * spaces + other)
         _, src_count, offset, count, src_start, dst_start, num_tokens = windows[at : at + 7]
+        _, src_tokens, _, _, dst_tokens, _, _, other_shift = rows[other]
+        there = page + shift - other_shift
         sent = num_tokens if num_tokens >= 0 else src_count * src_tokens
         ahead = src_start - dst_start if dst_start >= 0 else 0
         first, stop = max(ahead, 0) // dst_tokens, -(-(ahead + sent) // dst_tokens) if sent else 0
-        places = np.flatnonzero(pages[offset + first : offset + max(min(stop, count), first)] == page)
+        places = np.flatnonzero(pages[offset + first : offset + max(min(stop, count), first)] == there)
         if len(places):
-            return f"{first + places[0]} of request {earlier}"
+            text = f"{first + places[0]}"
+            if other != space:
+                name = quoted(pairing.space_names[other])
+                text += f" of space {name} (page {there} there, in the same memory)"
+            return text + (f" of request {earlier}" if earlier != request else "")
     return "unknown"  # the ids have changed since they were checked
