@@ -160,3 +160,25 @@ def large_job(pages: int, requests: int, *, scattered: bool, rows: bool, seed: i
         for k in range(requests)
     ]
     return job_of(pairing, batch, narrow)
+
+
+def shared_job(twice: tuple[int, int] | None, requests: int = 2, pages: int = 300, narrow: bool = False) -> Job:
+    """A job of requests to two spaces that share memory: page k of "full" is page k - 3 of "win".
+
+    `twice`: this place of the first request's "full" list and this place of the last one's "win" list are one page.
+    """
+    many = 2 * pages * requests + 9
+    src = kvplan.Layout([kvplan.Region(name, 0, 1 << base, 8, many) for name, base in (("full", 20), ("win", 30))],
+                        page_size=1)  # fmt: skip
+    dst = [kvplan.Region("full", 0, 1 << 40, 8, many, space="full")]
+    dst.append(kvplan.Region("win", 0, (1 << 40) + 3 * 8, 8, many, space="win"))
+    free = list(range(3, many))
+    random.Random(pages).shuffle(free)
+    batch = [
+        {"full": [free.pop() for _ in range(pages)], "win": [free.pop() - 3 for _ in range(pages)]}
+        for _ in range(requests)
+    ]
+    if twice is not None:
+        batch[-1]["win"][twice[1]] = batch[0]["full"][twice[0]] - 3
+    pairing = kvplan.pair(src, kvplan.Layout(dst, page_size=1))
+    return job_of(pairing, [kvplan.Request(range(pages), lists) for lists in batch], narrow)

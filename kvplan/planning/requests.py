@@ -63,7 +63,7 @@ class PageLists:
         src_start: Start,
         dst_start: Start | None,
         num_tokens: Start | None,
-        null_page: int | Mapping[str, int] | None,
+        null_page: int | Mapping[str, int] | None = None,
     ) -> PageLists:
         """Check the form of one request's arguments, add them, and return this object. The op checks their values."""
         pairing = self.pairing

@@ -8,7 +8,7 @@ import pytest
 import stage_inputs
 import torch
 from hypothesis import given
-from jobs import OTHER_HEADERS, job_of, jobs, large_job, one_region
+from jobs import OTHER_HEADERS, job_of, jobs, large_job, one_region, shared_job
 from on_device import BIG_SIZES, DRY, PLACES, Copies, finish, needs_device, needs_gpu, planned, there
 from stage_inputs import random_cuts, random_entries, random_pairs, same
 from strategies import profile
@@ -54,6 +54,15 @@ def test_the_same_again_and_again():
 def test_into_pinned_memory():
     for job in (large_job(700, 2, scattered=True, rows=True), large_job(1, 1, scattered=False, rows=False)):
         same(planned(job, pinned_table=True), job.expected())
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+@pytest.mark.parametrize("twice", [None, (0, 0), (299, 7), (5, 299)])
+def test_two_spaces_write_one_page(requests, twice):
+    job = shared_job(twice, requests)
+    table, info = planned(job)
+    assert info[:4].tolist() == ([0, 0, 0, 0] if twice is None else [3, requests - 1, 1, twice[1]])
+    same((table, info), job.expected())
 
 
 @pytest.mark.parametrize("seed", range(30))

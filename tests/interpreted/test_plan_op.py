@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import OTHER_HEADERS, Job, job_of, jobs, large_job, one_region
+from jobs import OTHER_HEADERS, Job, job_of, jobs, large_job, one_region, shared_job
 from stage_inputs import same
 
 import kvplan
@@ -84,6 +84,16 @@ def test_two_requests_write_one_page():
     assert check(job_of(pairing, chunks)) == 0
     chunks.append(kvplan.Request([0], [9, 7], src_start=1, dst_start=0))
     assert check(job_of(pairing, chunks)) == 3
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_two_spaces_write_one_page(requests, narrow):
+    assert check(shared_job(None, requests, 40, narrow)) == 0
+    for twice in ((0, 0), (39, 7), (5, 39)):
+        job = shared_job(twice, requests, 40, narrow)
+        assert check(job) == 3
+        assert planned(job)[1][:4].tolist() == [3, requests - 1, 1, twice[1]]
 
 
 def test_more_pieces_than_a_tile():

@@ -16,7 +16,7 @@ import stage_inputs
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs import OTHER_HEADERS, Job, job_of, jobs, large_job, one_region
+from jobs import OTHER_HEADERS, Job, job_of, jobs, large_job, one_region, shared_job
 from stage_inputs import Copies, random_cuts, random_entries, random_pairs, same, words
 from strategies import profile
 
@@ -96,6 +96,16 @@ def test_plans_of_many_pages(emulator, pages, scattered, rows, seed):
 def test_batches(emulator, requests, pages, seed):
     job = large_job(pages, requests, scattered=bool(seed % 2), rows=False, seed=seed)
     same(emulator.plan_(seed, job), job.expected())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("requests", [1, 2])
+@pytest.mark.parametrize("twice", [None, (0, 0), (299, 7), (5, 299)])
+def test_two_spaces_write_one_page(emulator, requests, twice, seed):
+    job = shared_job(twice, requests)
+    table, info = emulator.plan_(seed, job)
+    assert info[:4].tolist() == ([0, 0, 0, 0] if twice is None else [3, requests - 1, 1, twice[1]])
+    same((table, info), job.expected())
 
 
 @pytest.mark.parametrize("seed", range(4 * SEEDS))
