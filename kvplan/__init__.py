@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from .errors import LayoutError, PairingError, PlanError, TransferError, TransferTimeout
     from .layout import Heads, Interleave, Layout, Memory, Region, deepseek_v4, mha, mla
     from .ops import get_num_threads, set_num_threads
-    from .planning import Pairing, Plan, Request, Segment, execute, pair
+    from .planning import Cluster, Pairing, Plan, Request, Segment, execute, pair
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Cluster",
     "Heads",
     "Interleave",
     "Layout",

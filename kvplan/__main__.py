@@ -1,4 +1,4 @@
-"""The command line: python -m kvplan demo | explain | doctor. It is the top of the house: it may name every floor."""
+"""The command line: python -m kvplan demo | explain | check | doctor. It may name every floor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ COMMANDS = {
         "move DeepSeek-V4 requests between two processes through a real engine and check every byte",
     ),
     "explain": ("kvplan.inspect.explain", "which region goes where, and why; or why a plan is refused"),
+    "check": (
+        "kvplan.inspect.check",
+        "which prefill rank sends what to which decode rank, and whether every row is written exactly once",
+    ),
     "doctor": ("kvplan.inspect.doctor", "what is installed and usable here, and how to mend what is not"),
 }
 

@@ -416,3 +416,12 @@ def test_addresses_of_model_layouts_are_checked():
     ):
         with pytest.raises(LayoutError, match=text):
             Layout.mla(bad, **sizes)
+
+
+@pytest.mark.parametrize("axes", [("pages", "tokens", "dim"), ["pages"], 3, b"pages tokens dim"])
+def test_axes_are_one_string(axes):
+    tensor = torch.zeros(2, 4, 3)
+    with pytest.raises(LayoutError, match="axes must be one string of names"):
+        Region.from_tensor(tensor, "kv", 0, axes=axes)
+    with pytest.raises(LayoutError, match="axes"):
+        Region.from_planes(tensor, ("k", "v"), 0, axes=axes)

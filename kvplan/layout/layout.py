@@ -94,7 +94,7 @@ class Layout:
         Whatever JSON value is given, no other error than LayoutError is raised. At most 65,536 regions are read.
 
         Raises:
-            LayoutError: a field is missing, unknown, or of the wrong type or value.
+            LayoutError: a field is missing, or of the wrong type or value; or what the sender requires is not known.
         """
         regions, page_size, replica = wire.read(data)
         return cls(regions, page_size=page_size, replica=replica)

@@ -37,6 +37,8 @@ def from_tensor(tensor: torch.Tensor, name: str, layer: int, *, axes: str | None
     what = f"region {clipped(str(name))} layer {shown(layer)}"
     if tensor.dim() < 1 or tensor.numel() == 0:
         raise LayoutError(f"{what}: tensor of shape {tuple(tensor.shape)} holds no page")
+    if axes is not None and not isinstance(axes, str):
+        raise LayoutError(f"{what}: axes must be one string of names, not {shown(axes)}")
     measured = _measured(tensor, what)
     if axes is None:
         measured |= _without_axes(tensor, what, fields)
@@ -60,7 +62,7 @@ def from_planes(
     Raises:
         LayoutError: as `from_tensor`; or there are not as many planes as names.
     """
-    words = axes.split()
+    words = axes.split() if isinstance(axes, str) else []
     if words.count("planes") != 1 or len(words) != tensor.dim():
         raise LayoutError(f"axes {shown(axes)} must name 'planes' once, and each of {tensor.dim()} dimensions")
     at = words.index("planes")

@@ -1,7 +1,10 @@
 """Regions of two layouts become the tables that every request to a peer is planned with."""
 
-from .match import match
+from . import coverage
+from .columns import Columns
+from .cut import cut
+from .match import Unsent, match, named
 from .tables import PairingTables, Room
 from .words import describe
 
-__all__ = ["PairingTables", "Room", "describe", "match"]
+__all__ = ["Columns", "PairingTables", "Room", "Unsent", "coverage", "cut", "describe", "match", "named"]

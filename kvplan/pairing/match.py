@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import PairingError
 from ..layout import Layout
+from ..layout.region import INT64_END, integer
 from .overlap import shared_spaces
+from .shares import shares
 from .slices import Slice, slices
 
+Unsent: TypeAlias = "str | tuple[str, int]"  # regions of this name, or the one of this name and layer
 
-def match(src: Layout, dst: Layout, allow_unsent: Iterable[str]) -> list[Slice]:
+
+def match(src: Layout, dst: Layout, allow_unsent: Iterable[Unsent]) -> list[Slice]:
     """What this source sends to this destination, in the order of the source's regions. See `kvplan.pair`.
 
     Raises:
@@ -21,11 +25,9 @@ def match(src: Layout, dst: Layout, allow_unsent: Iterable[str]) -> list[Slice]:
     """
     if not isinstance(src, Layout) or not isinstance(dst, Layout):
         raise TypeError(f"pair takes two Layouts, not {type(src).__name__} and {type(dst).__name__}")
-    if isinstance(allow_unsent, str):
-        raise TypeError(f"allow_unsent takes a collection of names: ({allow_unsent!r},)")
-    unsent = set(allow_unsent)
+    unsent = named(allow_unsent, "allow_unsent")
     for region in src.regions:
-        if region.key not in dst.by_key and region.name not in unsent:
+        if region.key not in dst.by_key and region.name not in unsent and region.key not in unsent:
             raise PairingError(
                 f"source {region} has no destination: the decode layout holds no region of that name and layer. Name "
                 f"it in allow_unsent if it is not meant to be sent"
@@ -42,12 +44,18 @@ def match(src: Layout, dst: Layout, allow_unsent: Iterable[str]) -> list[Slice]:
     return _join_neighbours(found)
 
 
-def shares(src: Layout) -> set[tuple[str, int]]:
-    """Keys of the regions that this source sends: of those that equally many ranks hold, every count-th."""
-    alike: dict[tuple[int, int], list[tuple[str, int]]] = {}
-    for region in src.regions:
-        alike.setdefault(region.replica or src.replica, []).append(region.key)
-    return {key for (index, count), keys in alike.items() for key in sorted(keys)[index::count]}
+def named(names: Iterable[Unsent], what: str) -> set[Unsent]:
+    """`names` as a set; TypeError where an item is neither a name nor (name, layer)."""
+    if isinstance(names, str):
+        raise TypeError(f"{what} takes a collection of names: ({names!r},)")
+    found: set[Unsent] = set()
+    for item in names:
+        if not isinstance(item, str):
+            if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
+                raise TypeError(f"{what} takes names and (name, layer) pairs, not {item!r}")
+            integer(item[1], f"{what}: layer of {item[0]!r}", -INT64_END, INT64_END)
+        found.add(item)
+    return found
 
 
 def _join_neighbours(slices: list[Slice]) -> list[Slice]:

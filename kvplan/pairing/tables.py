@@ -43,6 +43,7 @@ class PairingTables:
         narrowest: for each of them, the source and the destination region with the fewest pages. They bound page ids.
         segment_memories: for each segment, the source memory and the destination memory.
         src, dst: the two layouts.
+        only_layers: the layers that `Pairing.layers` has kept; None where it has not been called.
 
     Raises:
         PairingError: one destination space would take source pages of two spaces, or of two page sizes.
@@ -77,8 +78,21 @@ class PairingTables:
         sizes = (len(rows), len(rules), len(spaces), len(order))
         bounds = (0, *np.cumsum(counts).tolist())
         words = [*sizes, *_flat(rows), *_flat(rules), *_flat(spaces), *bounds]
-        self.tables = torch.from_numpy(np.array(words, np.uint64).view(np.int64))
-        parts = self.tables[4:].split([6 * sizes[0], 12 * sizes[1], 8 * sizes[2], sizes[3] + 1])
+        self.only_layers: frozenset[int] | None = None
+        self._set_words(torch.from_numpy(np.array(words, np.uint64).view(np.int64)))
+
+    def set_tables(
+        self, entries: torch.Tensor, groups: torch.Tensor, spaces: torch.Tensor, bounds: torch.Tensor
+    ) -> None:
+        """Put other tables in the place of these."""
+        parts = (entries, groups, spaces, bounds)
+        sizes = torch.tensor([len(entries), len(groups), len(spaces), len(bounds) - 1])
+        self._set_words(torch.cat([sizes, *(part.reshape(-1) for part in parts)]))
+
+    def _set_words(self, words: torch.Tensor) -> None:
+        self.tables = words
+        sizes = words[:4].tolist()
+        parts = words[4:].split([6 * sizes[0], 12 * sizes[1], 8 * sizes[2], sizes[3] + 1])
         self.entries, self.groups = parts[0].view(-1, 6), parts[1].view(-1, 12)
         self.spaces, self.bounds = parts[2].view(-1, 8), parts[3]
         #: At place k, rooms for 2**k page ids, kept between requests. A thread takes a room, and puts it back.
@@ -141,6 +155,12 @@ class PairingTables:
     def destination(self, space: str) -> Region:
         """The destination region whose num_pages bounds the page ids of `space`."""
         return self.narrowest[self._number[space]][1]
+
+    def by_page(self, entry: int) -> bool:
+        """Whether an entry moves whole pages, or the same heads of whole pages: then its indices are page ids."""
+        _, compression, *sides = self.groups[int(self.entries[entry, 5])].tolist()
+        source, destination = self.regions[entry][0]
+        return sides == [1, 0, 1, 1, 1] * 2 and compression == source.tokens == destination.tokens
 
     def step(self, entry: int) -> int:
         """Tokens that an entry moves as one: those of a page, of a row, or of a run of rows."""

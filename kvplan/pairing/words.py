@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import clipped, quoted
 from ..layout import Region
-from .match import shares
+from .shares import shares
 from .tables import PairingTables
 
 
@@ -35,7 +35,7 @@ def _rule(pairing: PairingTables, number: int, entry: list[int]) -> tuple[str, .
     _, src_stride, _, dst_stride, nbytes, group = entry
     merged = f", {len(regions)} regions side by side in memory moved as one" if len(regions) > 1 else ""
     source, destination = regions[0]
-    pages = pairing.step(number) == source.tokens == destination.tokens
+    pages = pairing.by_page(number)
     whole = pages and source.heads == destination.heads and nbytes >= (source.rows or 1) * (source.row_bytes or 0)
     rule = "whole pages" if whole else _differences("heads of each page" if pages else "rows", source, destination)
     names = ", ".join(dict.fromkeys(source.name for source, _ in regions))
@@ -104,7 +104,9 @@ def _left(pairing: PairingTables, sent: set[tuple[str, int]]) -> list[str]:
     for region in pairing.src.regions:
         if region.key in sent:
             continue
-        if region.key not in pairing.dst.by_key:
+        if pairing.only_layers is not None and region.layer not in pairing.only_layers:
+            why = "another layer than this part of the pairing is of"
+        elif region.key not in pairing.dst.by_key:
             why = "allowed to stay unsent"
         elif region.key not in mine:
             why = f"sent by another of the {(region.replica or pairing.src.replica)[1]} replicas"

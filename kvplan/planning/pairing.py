@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ import torch
 from ..errors import PlanError
 from ..layout import Layout
 from ..ops import backend as backends
-from ..pairing import PairingTables, describe, match
+from ..pairing import PairingTables, Unsent, cut, describe, match
+from . import forms
 from .case import keep_case
 from .device import Planner
 from .make import make, planner
@@ -18,14 +19,15 @@ from .plan import Plan, Request, Start
 from .requests import PageLists
 
 
-def pair(src: Layout, dst: Layout, *, allow_unsent: Iterable[str] = ()) -> Pairing:
+def pair(src: Layout, dst: Layout, *, allow_unsent: Iterable[Unsent] = ()) -> Pairing:
     """Match source with destination regions by (name, layer), once per peer.
 
     Args:
         src: layout of this prefill rank.
         dst: layout of the decode rank. Its regions without a source are left alone.
-        allow_unsent: names of source regions that may have no destination. Names that this layout lacks are fine, so
-            every pipeline stage can be given the same.
+        allow_unsent: source regions that may have no destination: names, or (name, layer) pairs. What this layout
+            lacks is fine, so every pipeline stage can be given the same. Where another decode rank holds a region,
+            `Cluster.pairing` needs no such list.
 
     Raises:
         PairingError: a source region has no destination, a pair cannot be moved row for row, or two destination
@@ -45,6 +47,31 @@ class Pairing(PairingTables):
     def explain(self) -> str:
         """In words: which region goes where, under which space and rule, what was merged, what is left alone."""
         return describe(self)
+
+    def layers(self, layers: Collection[int]) -> Pairing:
+        """The part of this pairing that moves some layers, for sending layer by layer before prefill has ended.
+
+        Page lists are given, and checked, as for the whole pairing: also those of spaces in which none of these layers
+        lies. Parts that hold each layer once together move what the whole moves, byte for byte.
+
+        Args:
+            layers: for example range(0, 8). Layers that the pairing does not have are fine.
+        """
+        return cut(self, layers)
+
+    def prepared(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All pages of the source and of the destination, as lists that an engine prepares once a peer.
+
+        Returns:
+            (source, destination), each torch int64 [2, P]: the address (the bit pattern of an unsigned one) and the
+            bytes of each page. Entry by entry, in the order of `entries`; of each entry, page 0 to the last page that
+            all its regions have. Where all entries have num_pages pages, page p of entry e is number e * num_pages + p.
+            NIXL takes such lists in `prep_xfer_dlist`; `Plan.indices` gives the numbers of one request.
+
+        Raises:
+            PlanError: rows move, not whole pages; or a list is longer than 2**31.
+        """
+        return forms.prepared(self)
 
     def plan(
         self,

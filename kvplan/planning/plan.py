@@ -13,6 +13,7 @@ import torch
 from .. import ops
 from ..layout import Layout, Memory
 from ..pairing import PairingTables
+from . import forms
 
 _FEW = 64  # descriptors whose lengths are listed as they are
 
@@ -224,6 +225,33 @@ class Plan:
         table = self.table.numpy()
         for start in range(0, len(self), most):
             yield _lists(table[:, start : start + most])
+
+    def indices(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """This plan as numbers in the lists of `Pairing.prepared`, as NIXL's `make_prepped_xfer` takes them.
+
+        Returns:
+            (source, destination), each torch int32 [P], a pair of numbers for each page that moves: by entry, then by
+            position. A run of pages is not merged here.
+
+        Raises:
+            PlanError: rows move, not whole pages; or the numbers do not fit into int32.
+            ValueError: this is no plan of one request, as `Pairing.plan` makes them on the CPU.
+        """
+        cuts = self.entry_cuts()
+        assert self.work is not None  # entry_cuts has looked
+        return forms.indices(self.work[0], self.table.numpy(), cuts)
+
+    def strided(self) -> tuple[torch.Tensor, list[int]]:
+        """This plan as strided lists: descriptors of one length that follow one another at equal steps become one item.
+
+        Returns:
+            (items, cuts). items: torch int64 [6, M]: source address, destination address (bit patterns of unsigned
+            ones), bytes of each descriptor, source stride, destination stride, count. Strides are positive, or 0 where
+            the count is 1. Descriptor k of an item, k < count, is (source + k * source stride, destination + k *
+            destination stride, bytes); the descriptors of all items, in order, are those of the plan, in its order.
+            cuts: items cuts[s] to cuts[s + 1] - 1 are those of segment s. No item crosses two.
+        """
+        return forms.strided(self.table.numpy(), [segment.stop for segment in self.segments])
 
     def request(self, number: int) -> Plan:
         """The descriptors of one request of a batch, a plan of their own (a view where there is one segment)."""

@@ -193,7 +193,7 @@ def _compression(region: Any) -> int:
     return int(tokens_per_row)
 
 
-def _pairs(src_layout: Any, dst_layout: Any, allow_unsent: Iterable[str]) -> list[_Pair]:
+def _pairs(src_layout: Any, dst_layout: Any, allow_unsent: Iterable[Any]) -> list[_Pair]:
     """Pairs that this source sends something of, in the order of the source layout. All pairs are checked.
 
     Page lists are checked only for these pairs: this source owes the others nothing.
@@ -207,7 +207,7 @@ def _pairs(src_layout: Any, dst_layout: Any, allow_unsent: Iterable[str]) -> lis
     for region in src_layout.regions:
         key = (region.name, region.layer)
         if key not in partners:
-            if region.name in unsent:
+            if region.name in unsent or key in unsent:
                 continue
             raise PairingError(f"region ({region.name!r}, layer {region.layer}) has no destination")
         pair = _Pair(region, partners[key])
@@ -272,7 +272,7 @@ def moves(
     dst_start: Any = None,
     num_tokens: Any = None,
     null_page: Any = None,
-    allow_unsent: Iterable[str] = (),
+    allow_unsent: Iterable[Any] = (),
 ) -> list[tuple[_Pair, list[Triple]]]:
     """For each piece of each pair, `(src_addr, dst_addr, nbytes)` of every page or row that moves, by position.
 
