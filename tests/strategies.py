@@ -186,6 +186,9 @@ def layouts(components: list[Component], side: Side, is_dst: bool) -> list[kvpla
                 regions = _placed(unplaced, side, number=len(ranks))
                 replica = (0, 1) if is_dst else (tensor % copies, copies)
                 page_size = min(side.pages.values()) * side.interleave
+                if side.spell_out:  # said of each region, not of the layout
+                    regions = [dataclasses.replace(region, replica=replica) for region in regions]
+                    replica = (0, 1)
                 ranks.append(kvplan.Layout(regions, page_size=page_size, replica=replica))
     return ranks
 

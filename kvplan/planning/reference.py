@@ -11,13 +11,13 @@ is seen through; a row *covers* as many tokens as the region's compression.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import PairingError, PlanError
+from ..errors import PlanError
+from .reference_pairs import Pair, compression, interleave, pairs_of, run_rows
 
 Triple = tuple[int, int, int]
 
@@ -47,7 +47,7 @@ def descriptors(*arguments: Any, entries: Iterable[Iterable[tuple[str, int]]] = 
     for number, keys in enumerate(entries):
         for key in keys:
             shared.setdefault(key, []).append(number)
-    together: dict[Any, list[tuple[_Pair, list[Triple]]]] = {}
+    together: dict[Any, list[tuple[Pair, list[Triple]]]] = {}
     for number, (pair, moved) in enumerate(found):
         own = shared.get((pair.src.name, pair.src.layer))
         together.setdefault(own.pop(0) if own else (number,), []).append((pair, moved))
@@ -88,158 +88,6 @@ def canonical(triples: Iterable[Triple]) -> list[Triple]:
     return merged
 
 
-# ---------------------------------------------------------------------------------------------------------- pairing
-
-
-@dataclass(frozen=True)
-class _Pair:
-    src: Any
-    dst: Any
-
-    def __str__(self) -> str:
-        return f"region ({self.src.name!r}, layer {self.src.layer})"
-
-    def total_heads(self) -> int:
-        """Of how many heads both sides speak; 1 where neither tells heads apart."""
-        for region in (self.src, self.dst):
-            if region.heads is not None:
-                return int(region.heads.total)
-        return 1
-
-    def heads(self, region: Any) -> tuple[int, int]:
-        """First head held, and the head after the last."""
-        return (0, self.total_heads()) if region.heads is None else (region.heads.start, region.heads.stop)
-
-    def heads_in_common(self) -> list[int]:
-        """Heads held on both sides, ascending."""
-        there = range(*self.heads(self.dst))
-        return [head for head in range(*self.heads(self.src)) if head in there]
-
-    def same_pages(self) -> bool:
-        """Whether a page is as many tokens and rows on both sides, and the same of all."""
-        return (
-            self.src.tokens == self.dst.tokens
-            and self.src.rows == self.dst.rows
-            and _interleave(self.src) == _interleave(self.dst)
-        )
-
-    def alike(self) -> bool:
-        """Whether both sides lay out a page in the same way and in one block, so that pages move whole."""
-        src, dst = self.src, self.dst
-        if not self.same_pages() or self.heads(src) != self.heads(dst):
-            return False
-        if not (src.row_bytes and dst.row_bytes) or not (self.has_heads(src) and self.has_heads(dst)):
-            return bool(src.order == dst.order and src.page_bytes == dst.page_bytes)
-        if src.row_bytes != dst.row_bytes:
-            return False
-        places = [[self.place(side, row, head) for row, head in self.cells()] for side in (src, dst)]
-        extent = src.rows * src.row_bytes
-        return places[0] == places[1] and max(places[0]) - min(places[0]) + self.per_head(src) == extent
-
-    def has_heads(self, region: Any) -> bool:
-        """Whether one row's heads can be told apart: in order HND nothing can be where heads are not named."""
-        return bool(region.order == "NHD" or self.src.heads is not None or self.dst.heads is not None)
-
-    def per_head(self, region: Any) -> int:
-        """Bytes of one head of a row."""
-        start, stop = self.heads(region)
-        return int(region.row_bytes // (stop - start))
-
-    def cells(self) -> list[tuple[int, int]]:
-        """(row, head) of everything in a page of the source."""
-        return [(row, head) for row in range(self.src.rows) for head in range(*self.heads(self.src))]
-
-    def place(self, region: Any, row: int, head: int) -> int:
-        """Bytes from the beginning of a page to one head of one row."""
-        first, stop = self.heads(region)
-        per_head, row_stride, head_stride = self.per_head(region), region.row_stride, region.head_stride
-        if region.order == "NHD":
-            row_stride = row_stride or per_head * (stop - first)
-            head_stride = head_stride or per_head
-        else:
-            row_stride = row_stride or per_head
-            head_stride = head_stride or region.rows * row_stride
-        return int(row * row_stride + (head - first) * head_stride)
-
-    def adjacent(self, cells: list[tuple[int, int]]) -> bool:
-        """Whether these (row, head) of a page lie behind one another, without a gap, on both sides."""
-        per_head = self.per_head(self.src)
-        return all(
-            self.place(region, *after) == self.place(region, *before) + per_head
-            for region in (self.src, self.dst)
-            for before, after in itertools.pairwise(cells)
-        )
-
-
-def _interleave(region: Any) -> tuple[int, int, int]:
-    """(size, rank, run in tokens)."""
-    share = region.interleave
-    return (1, 0, 1) if share is None else (share.size, share.rank, share.run)
-
-
-def _run_rows(region: Any) -> int:
-    """Rows that lie in one run; at least one."""
-    return max(_interleave(region)[2] // _compression(region), 1)
-
-
-def _compression(region: Any) -> int:
-    size, _, _ = _interleave(region)
-    tokens_per_row, left = divmod(region.tokens, region.rows * size)
-    if left or tokens_per_row < 1:
-        raise PairingError(
-            f"region ({region.name!r}, layer {region.layer}): {region.rows} rows in {size} ranks cannot share "
-            f"{region.tokens} tokens"
-        )
-    return int(tokens_per_row)
-
-
-def _pairs(src_layout: Any, dst_layout: Any, allow_unsent: Iterable[Any]) -> list[_Pair]:
-    """Pairs that this source sends something of, in the order of the source layout. All pairs are checked.
-
-    Page lists are checked only for these pairs: this source owes the others nothing.
-    """
-    partners = {(region.name, region.layer): region for region in dst_layout.regions}
-    held: dict[Any, list[Any]] = {}  # keys of the regions that are held equally often
-    for region in sorted(src_layout.regions, key=lambda region: (region.name, region.layer)):
-        held.setdefault(region.replica or src_layout.replica, []).append((region.name, region.layer))
-    unsent = set(allow_unsent)
-    pairs = []
-    for region in src_layout.regions:
-        key = (region.name, region.layer)
-        if key not in partners:
-            if region.name in unsent or key in unsent:
-                continue
-            raise PairingError(f"region ({region.name!r}, layer {region.layer}) has no destination")
-        pair = _Pair(region, partners[key])
-        _check_geometry(pair)
-        index, count = region.replica or src_layout.replica
-        if held[index, count].index(key) % count == index and pair.heads_in_common():
-            pairs.append(pair)
-    return pairs
-
-
-def _check_geometry(pair: _Pair) -> None:
-    src, dst = pair.src, pair.dst
-    if None not in (src.format, dst.format) and src.format != dst.format:
-        raise PairingError(f"{pair}: format {src.format!r} here, {dst.format!r} there")
-    if _compression(src) != _compression(dst):
-        raise PairingError(f"{pair}: a row covers {_compression(src)} tokens here, {_compression(dst)} there")
-    if src.heads is not None and dst.heads is not None and src.heads.total != dst.heads.total:
-        raise PairingError(f"{pair}: {src.heads.total} heads in all here, {dst.heads.total} there")
-    if src.row_bytes and dst.row_bytes:
-        per_head = []
-        for region in (src, dst):
-            start, stop = pair.heads(region)
-            nbytes, left = divmod(region.row_bytes, stop - start)
-            if left:
-                raise PairingError(f"{pair}: {region.row_bytes} bytes a row do not divide by {stop - start} heads")
-            per_head.append(nbytes)
-        if per_head[0] != per_head[1] and not pair.alike():
-            raise PairingError(f"{pair}: {per_head[0]} bytes a row and head here, {per_head[1]} there")
-    if not pair.alike() and not (src.row_bytes and dst.row_bytes and pair.has_heads(src) and pair.has_heads(dst)):
-        raise PairingError(f"{pair}: its rows cannot be told apart, and the two sides store a page differently")
-
-
 # ------------------------------------------------------------------------------------------------------- page lists
 
 
@@ -273,7 +121,7 @@ def moves(
     num_tokens: Any = None,
     null_page: Any = None,
     allow_unsent: Iterable[Any] = (),
-) -> list[tuple[_Pair, list[Triple]]]:
+) -> list[tuple[Pair, list[Triple]]]:
     """For each piece of each pair, `(src_addr, dst_addr, nbytes)` of every page or row that moves, by position.
 
     A pair is one piece where whole pages move, or rows with all their heads. Where heads do not lie side by side on
@@ -282,7 +130,7 @@ def moves(
     Arguments are those of `kvplan.pair` and `Pairing.plan`. Raises PairingError where the two layouts do not fit, and
     PlanError where the page lists or positions do not.
     """
-    pairs = _pairs(src_layout, dst_layout, allow_unsent)
+    pairs = pairs_of(src_layout, dst_layout, allow_unsent)
     given = {"src_start": src_start, "dst_start": dst_start, "num_tokens": num_tokens, "null_page": null_page}
     requests = _requests(pairs, dst_layout, src_pages, dst_pages, **given)
     for pair in pairs:
@@ -306,7 +154,7 @@ def moves(
 
 def check_batch(src_layout: Any, dst_layout: Any, requests: Iterable[Mapping[str, Any]]) -> None:
     """PlanError where requests, whose fields are arguments of `moves`, would write one physical page twice."""
-    pairs = _pairs(src_layout, dst_layout, [region.name for region in src_layout.regions])
+    pairs = pairs_of(src_layout, dst_layout, [region.name for region in src_layout.regions])
     _refuse_twice(src_layout, dst_layout, [(pairs, _requests(pairs, dst_layout, **given)) for given in requests])
 
 
@@ -314,11 +162,11 @@ def _blocks(region: Any) -> list[tuple[int, int]]:
     """(offset, bytes) of what a page takes: all of it, or where its rows lie apart, each head of each row."""
     if region.row_stride is None and region.head_stride is None:
         return [(0, region.page_bytes)]
-    pair = _Pair(region, region)
+    pair = Pair(region, region)
     return [(pair.place(region, *cell), pair.per_head(region)) for cell in pair.cells()]
 
 
-def _refuse_twice(src_layout: Any, dst_layout: Any, batch: list[tuple[list[_Pair], dict[str, _Request]]]) -> None:
+def _refuse_twice(src_layout: Any, dst_layout: Any, batch: list[tuple[list[Pair], dict[str, _Request]]]) -> None:
     """Compare the memory of all pages that are written, of every destination region of their space."""
     sent = {(region.name, region.layer) for region in src_layout.regions}
     spans = []
@@ -348,7 +196,7 @@ def _refuse_twice(src_layout: Any, dst_layout: Any, batch: list[tuple[list[_Pair
 
 
 def _requests(
-    pairs: list[_Pair],
+    pairs: list[Pair],
     dst_layout: Any,
     src_pages: Any,
     dst_pages: Any,
@@ -420,7 +268,7 @@ def _position_for(space: str, named: bool, given: Any, usual: Any) -> Any:
     return given[None] if not named and given.get(None) is not None else usual
 
 
-def _check_request(pair: _Pair, request: _Request) -> None:
+def _check_request(pair: Pair, request: _Request) -> None:
     src, dst = pair.src, pair.dst
     sent = _num_sent(pair, request)
     # Tokens that the destination list covers before the first of the source list; below 0, so many are not sent.
@@ -435,7 +283,7 @@ def _check_request(pair: _Pair, request: _Request) -> None:
     if len(request.dst_pages) < need or (request.exact and len(request.dst_pages) != need):
         raise PlanError(f"{pair}: destination list has length {len(request.dst_pages)}, {sent} tokens need {need}")
 
-    step = dst.tokens if pair.alike() or _head_major(pair) else _unit(pair) * _compression(dst)
+    step = dst.tokens if pair.alike() or _head_major(pair) else _unit(pair) * compression(dst)
     if before % step:
         raise PlanError(f"{pair}: lists that start {before} tokens apart, not a multiple of {step}")
     for region, start in ((src, request.src_start), (dst, request.dst_start)):
@@ -450,15 +298,15 @@ def _check_request(pair: _Pair, request: _Request) -> None:
                 )
 
 
-def _num_sent(pair: _Pair, request: _Request) -> int:
+def _num_sent(pair: Pair, request: _Request) -> int:
     return len(request.src_pages) * pair.src.tokens if request.num_tokens is None else request.num_tokens
 
 
-def _tokens_sent(pair: _Pair, request: _Request) -> range:
+def _tokens_sent(pair: Pair, request: _Request) -> range:
     return range(max(request.src_start, request.dst_start), request.src_start + _num_sent(pair, request))
 
 
-def _null_at(pair: _Pair, request: _Request, token: int) -> tuple[tuple[bool, int], tuple[bool, int]]:
+def _null_at(pair: Pair, request: _Request, token: int) -> tuple[tuple[bool, int], tuple[bool, int]]:
     """For each side: whether the page that holds the token is the null page, and its position."""
     src_at = (token - request.src_start) // pair.src.tokens
     dst_at = (token - request.dst_start) // pair.dst.tokens
@@ -478,7 +326,7 @@ def _pages_for(tokens: int, tokens_per_page: int) -> int:
 # --------------------------------------------------------------------------------------------------- what is moved
 
 
-def _walk(pair: _Pair, request: _Request) -> list[list[Triple]]:
+def _walk(pair: Pair, request: _Request) -> list[list[Triple]]:
     """For each piece, what moves: token by token over what is sent, each new page (or row) seen is moved once."""
     if pair.alike():
         return [list(_whole_pages(pair, request))]
@@ -487,7 +335,7 @@ def _walk(pair: _Pair, request: _Request) -> list[list[Triple]]:
     return _rows(pair, request)
 
 
-def _tokens(pair: _Pair, request: _Request, step: int) -> Iterator[int]:
+def _tokens(pair: Pair, request: _Request, step: int) -> Iterator[int]:
     """The first token sent of every `step` tokens, counted from the start; none of a null page."""
     last = None
     for token in _tokens_sent(pair, request):
@@ -497,7 +345,7 @@ def _tokens(pair: _Pair, request: _Request, step: int) -> Iterator[int]:
             yield token
 
 
-def _pages(pair: _Pair, request: _Request) -> Iterator[tuple[int, int]]:
+def _pages(pair: Pair, request: _Request) -> Iterator[tuple[int, int]]:
     """Addresses of the pages that hold each page of tokens."""
     src, dst = pair.src, pair.dst
     for token in _tokens(pair, request, src.tokens):
@@ -506,7 +354,7 @@ def _pages(pair: _Pair, request: _Request) -> Iterator[tuple[int, int]]:
         yield src.base + src_page * src.page_stride, dst.base + dst_page * dst.page_stride
 
 
-def _whole_pages(pair: _Pair, request: _Request) -> Iterator[Triple]:
+def _whole_pages(pair: Pair, request: _Request) -> Iterator[Triple]:
     """Pages, padding and rows of tokens that are not sent included."""
     src, dst = pair.src, pair.dst
     nbytes = src.page_bytes if src.page_bytes == dst.page_bytes else src.rows * src.row_bytes
@@ -514,7 +362,7 @@ def _whole_pages(pair: _Pair, request: _Request) -> Iterator[Triple]:
         yield src_addr, dst_addr, nbytes
 
 
-def _head_major(pair: _Pair) -> bool:
+def _head_major(pair: Pair) -> bool:
     """Whether pages of as many tokens hold the rows of a head behind one another on both sides."""
     if not pair.same_pages():
         return False
@@ -522,7 +370,7 @@ def _head_major(pair: _Pair) -> bool:
     return not pair.heads_in_common() or pair.adjacent([(row, heads[0]) for row in range(pair.src.rows)])
 
 
-def _side_by_side(pair: _Pair, rows: Iterable[int]) -> list[list[int]]:
+def _side_by_side(pair: Pair, rows: Iterable[int]) -> list[list[int]]:
     """Heads in common, cut where the one's rows do not end where the next one's begin, on both sides."""
     heads = pair.heads_in_common()
     first, last = min(rows), max(rows)
@@ -535,7 +383,7 @@ def _side_by_side(pair: _Pair, rows: Iterable[int]) -> list[list[int]]:
     return [heads] if together else [[head] for head in heads]
 
 
-def _head_pages(pair: _Pair, request: _Request, heads: list[int]) -> Iterator[Triple]:
+def _head_pages(pair: Pair, request: _Request, heads: list[int]) -> Iterator[Triple]:
     """All rows of these heads, page by page."""
     nbytes = len(heads) * pair.src.rows * pair.per_head(pair.src)
     for src_page, dst_page in _pages(pair, request):
@@ -543,21 +391,21 @@ def _head_pages(pair: _Pair, request: _Request, heads: list[int]) -> Iterator[Tr
         yield src_addr, dst_page + pair.place(pair.dst, 0, heads[0]), nbytes
 
 
-def _unit(pair: _Pair) -> int:
+def _unit(pair: Pair) -> int:
     """Rows that move together: as many as divide every run, and the rows of a page on both sides."""
-    runs = [_run_rows(region) for region in (pair.src, pair.dst) if region.interleave is not None]
+    runs = [run_rows(region) for region in (pair.src, pair.dst) if region.interleave is not None]
     rows = (pair.src.rows, pair.dst.rows)
     return next(n for n in range(min(rows), 0, -1) if not any(k % n for k in (*runs, *rows))) if runs else 1
 
 
-def _rows(pair: _Pair, request: _Request) -> list[list[Triple]]:
+def _rows(pair: Pair, request: _Request) -> list[list[Triple]]:
     """Every unit of rows that both sides hold, the same heads of it.
 
     Pieces are ordered by head, then by row of a unit where a unit is no block of memory, then by where in a run of the
     source, then of the destination, a unit lies.
     """
     unit = _unit(pair)
-    step = unit * _compression(pair.src)
+    step = unit * compression(pair.src)
     pieces: dict[Any, list[Triple]] = {}
     wheres = _meetings(pair, unit)
     for heads in _side_by_side(pair, [0]):
@@ -579,10 +427,10 @@ def _rows(pair: _Pair, request: _Request) -> list[list[Triple]]:
     return list(pieces.values())
 
 
-def _meetings(pair: _Pair, unit: int) -> list[tuple[int, int]]:
+def _meetings(pair: Pair, unit: int) -> list[tuple[int, int]]:
     """Where in their runs the two sides hold one unit: all that occur, or else the first."""
-    (src_size, src_rank, _), (dst_size, dst_rank, _) = _interleave(pair.src), _interleave(pair.dst)
-    src_run, dst_run = (max(_run_rows(region) // unit, 1) for region in (pair.src, pair.dst))
+    (src_size, src_rank, _), (dst_size, dst_rank, _) = interleave(pair.src), interleave(pair.dst)
+    src_run, dst_run = (max(run_rows(region) // unit, 1) for region in (pair.src, pair.dst))
     if src_run == dst_run == 1:
         return [(0, 0)]
     found = set()
@@ -593,11 +441,11 @@ def _meetings(pair: _Pair, unit: int) -> list[tuple[int, int]]:
 
 
 def _row_address(
-    pair: _Pair, region: Any, pages: list[int], position: int, unit: int, row: int, head: int
+    pair: Pair, region: Any, pages: list[int], position: int, unit: int, row: int, head: int
 ) -> tuple[int, int] | None:
     """Address of one row of the unit at this position, and where in its run the unit lies. None: it is not held."""
-    size, rank, _ = _interleave(region)
-    run = max(_run_rows(region) // unit, 1)
+    size, rank, _ = interleave(region)
+    run = max(run_rows(region) // unit, 1)
     if position // run % size != rank:
         return None
     local = (position // (run * size) * run + position % run) * unit + row

@@ -119,7 +119,7 @@ def test_plans(data):
 def test_the_last_token_there_can_be():
     last = (1 << 63) - 1  # a multiple of 7
     sides = [7, 1, 1, 1, 1, 2, 0, 1 << 61, 1, 1]
-    made = words([1, 1, 1, 1, 0, 1, 0, 1, 1, 0, 0, 1, *sides, 1, 7, 7, 1, 1 << 62, 1 << 62, 0, 1])
+    made = words([1, 1, 1, 1, 0, 1, 0, 1, 1, 0, 0, 1, *sides, 1, 7, 7, 1, 1 << 62, 1 << 62, 0, 0, 0, 1])
     for start, tokens in ((last, 0), (last - 7, 7), (last - 7, -1)):
         _, info = ops.plan(made, words([0, 0, 0]), [0, 1 if tokens else 0, 1, 2, start, 0, tokens])
         assert info[0] in (0, 1, 2, 3), info
