@@ -211,7 +211,7 @@ def test_drawn_clusters_are_right_and_the_check_says_so():
 def test_the_check_agrees_with_the_bytes():
     outcomes = {True: 0, False: 0}
 
-    @profile(1000)
+    @profile(400)
     @given(faulty())
     def check(cluster):
         right = is_right(cluster)
