@@ -31,7 +31,7 @@ def moved(plan: kvplan.Plan) -> list[tuple[int, int]]:
 
 
 def test_parts_by_layers_are_together_the_whole():
-    @profile(300)
+    @profile(120)
     @given(clusters(), st.sets(st.integers(0, 8), max_size=2))
     def check(cluster, cuts):
         edges = [0, *sorted(cuts), 9]
@@ -93,7 +93,7 @@ def named_by_indices(pairing, plan):
 
 
 def test_indices_name_the_pages_that_move():
-    @profile(300)
+    @profile(120)
     @given(clusters(plain=True))
     def check(cluster):
         for src, dst in cluster.pairs():
@@ -179,7 +179,7 @@ def greedy(rows, starts):
 
 
 def test_strided_lists_are_the_plan():
-    @profile(500)
+    @profile(200)
     @given(clusters())
     def check(cluster):
         for src, dst in cluster.pairs():

@@ -59,7 +59,7 @@ def package(cluster: Cluster, src: kvplan.Layout, dst: kvplan.Layout) -> list[Tr
 
 @KINDS
 def test_plan_equals_oracle(plain: bool) -> None:
-    @profile(200 if plain else 1000)
+    @profile(200 if plain else 700)
     @given(clusters(plain), st.sampled_from(ARRAYS))
     def check(cluster: Cluster, array: Callable[[list[int]], Any]) -> None:
         for src, dst in cluster.pairs():
@@ -197,7 +197,7 @@ def check_union(cluster: Cluster, plan: Callable[[Cluster, kvplan.Layout, kvplan
 def test_union_of_all_sources_writes_each_due_byte_once(
     plain: bool, plan: Callable[[Cluster, kvplan.Layout, kvplan.Layout], list[Triple]]
 ) -> None:
-    @profile(100 if plain or plan is oracle else 800)
+    @profile(100 if plain or plan is oracle else 500)
     @given(clusters(plain))
     def check(cluster: Cluster) -> None:
         check_union(cluster, plan)
