@@ -13,10 +13,11 @@ if ! cmp -s tools/sglang_env.sh $d/ready; then
   pip="$d/bin/python -m pip install --quiet --disable-pip-version-check"
   $pip torch==2.14.1 torchvision==0.29.1 'setuptools>=77' wheel 'pytest>=8' numpy pyzmq requests aiohttp msgspec orjson \
     psutil pydantic fastapi uvicorn packaging pybase64 pillow tqdm IPython prometheus_client dill gguf \
-    transformers==5.19.0 tokenizers==0.23.2 apache-tvm-ffi==0.1.11 sentencepiece==0.2.1 compressed-tensors==0.18.0
+    transformers==5.19.0 tokenizers==0.23.2 apache-tvm-ffi==0.1.11 sentencepiece==0.2.1 compressed-tensors==0.18.0 \
+    openai==2.8.0
   # Last, and without what they require: most of SGLang's requirements are for GPUs.
-  $pip --no-deps sglang==0.5.23 mooncake-transfer-engine-non-cuda==0.3.13.post1 nixl-cu12==1.5.1 \
-    openai==2.8.0 xgrammar==0.2.7 uvloop sniffio partial_json_parser setproctitle einops
+  $pip --no-deps sglang==0.5.23 mooncake-transfer-engine-non-cuda==0.3.13.post1 nixl-cu12==1.5.1 xgrammar==0.2.7 \
+    uvloop partial_json_parser setproctitle einops
   sh tools/libibverbs.sh
   site=$($d/bin/python -c 'import site; print(site.getsitepackages()[0])')
   echo "$PWD/tests/sglang/real/site" >"$site/kvplan_sglang_cpu.pth" # a plugin that lets SGLang's servers run on a CPU

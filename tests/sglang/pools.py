@@ -34,7 +34,7 @@ class Case:
         dcp: (size, rank) of the decode process.
         heads: KV heads of a row, in which K and V entries lie one half after the other; 0 for latent attention.
         ranks: decode processes, each with its share of the heads.
-        own: whether pools and decode page ids are SGLang's own (sglang_pools.py), and no arrays of this file.
+        own: whether pools, state and decode page ids are SGLang's own (sglang_pools.py), and no arrays of this file.
     """
 
     prefill: list[int]
@@ -73,6 +73,7 @@ CASES = {
         [37440] * 3 + [8448] * 3 + [1728] * 3,
         [37440] * 3 + [8448] * 3 + [1728] * 3,
         3,
+        tokens=60 * 256 - 5,  # so that C128 layers have a row that is not yet full
         ratios=[0, 0, 4, 128, 4, 128, 4, 128],
         own=True,
     ),

@@ -12,12 +12,11 @@ ALL_RIGHT = [True] * two_processes.ROOMS
 PLANNED = "PlannedMooncakeManager"
 
 
-def run(case: str, *, off: tuple[str, ...] = (), bad: int = -1, malformed: bool = False, restart: bool = False) -> Any:
-    arguments = ["--bad", str(bad)] + ["--malformed"] * malformed + ["--restart"] * restart
-    return two_processes.run(case, arguments, list(off), restart)
+def run(case: str, *flags: str, off: tuple[str, ...] = (), bad: int = -1) -> Any:
+    return two_processes.run(case, ["--bad", str(bad), *flags], list(off), "--restart" in flags)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if not CASES[case].own])
 def test_every_byte_arrives(case: str) -> None:
     found = run(case)
     ranks = CASES[case].ranks
@@ -30,6 +29,28 @@ def test_every_byte_arrives(case: str) -> None:
     assert "kvplan plans for MooncakeKVManager (prefill)" in found["log"]["prefill.log"]
 
 
+def test_sglang_s_own_pools_states_and_preallocation() -> None:
+    found = run("v4_own_pools")
+    assert found["DECODE"] == [{"manager": PLANNED, "rooms": ALL_RIGHT}]
+    # Of each room: three chunks of 20 pages of 9 KV buffers, 14 buffers of windows and C4 state, 3 of C128 state.
+    assert found["PREFILL"]["calls"] == [180, 180, 180, 14, 3] * two_processes.ROOMS
+    assert run("v4_own_pools", off=("prefill", "decode"))["DECODE"][0]["rooms"] == ALL_RIGHT
+
+
+def test_a_call_a_layer_where_a_custom_memory_pool_is_in_use() -> None:
+    found = run("v4", "--by-layer")
+    assert found["DECODE"] == [{"manager": PLANNED, "rooms": ALL_RIGHT}]
+    # Of each room: three chunks of 20 pages of 62 buffers, then 4 pages of each of the window's 5, in a call each.
+    assert found["PREFILL"]["calls"] == ([20] * (3 * 62) + [4] * 5) * two_processes.ROOMS
+
+
+def test_batches_of_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_MOONCAKE_MAX_TRANSFER_BATCH_INDICES", "8")
+    found = run("v4")
+    assert found["DECODE"] == [{"manager": PLANNED, "rooms": ALL_RIGHT}]
+    assert found["PREFILL"]["calls"] == ([8 * 62, 8 * 62, 4 * 62] * 3 + [4 * 5]) * two_processes.ROOMS
+
+
 @pytest.mark.parametrize("off", [("prefill", "decode"), ("decode",), ("prefill",)], ids="-".join)
 def test_with_the_plugin_off_on_either_side(off: tuple[str, ...]) -> None:
     found = run("v4", off=off)
@@ -39,7 +60,7 @@ def test_with_the_plugin_off_on_either_side(off: tuple[str, ...]) -> None:
 
 
 def test_a_bad_page_id_and_malformed_messages_cost_their_own_room() -> None:
-    found = run("v4", bad=1, malformed=True)
+    found = run("v4", "--malformed", bad=1)
     rooms = found["DECODE"][0]["rooms"]
     assert [rooms[room] for room in (0, 2, 3)] == [True] * 3
     assert rooms[1] == (
@@ -69,6 +90,6 @@ def test_a_bad_page_id_of_a_peer_without_the_plugin() -> None:
 
 
 def test_a_decode_process_that_starts_anew() -> None:
-    found = run("v4", restart=True)
+    found = run("v4", "--restart")
     assert [life["rooms"] for life in found["DECODE"]] == [ALL_RIGHT, ALL_RIGHT]
     assert found["PREFILL"]["polls"] == [4] * (2 * two_processes.ROOMS)

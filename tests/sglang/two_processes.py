@@ -3,7 +3,7 @@
 No model and no GPU: the pools are NumPy arrays (pools.py), and every byte of the decode side is compared.
 
     python tests/sglang/two_processes.py v4 [--backend NIXL] [--off prefill] [--off decode] [--bad ROOM] [--malformed]
-        [--restart]
+        [--restart] [--by-layer]
 
 Prints one JSON object: what each side ended with. --off: that side runs without the plugin. The back end is Mooncake,
 or NIXL over UCX (nixl_stand_in.py).
@@ -36,8 +36,12 @@ SECONDS = 60.0  # for one room; generous, since machines are loaded
 
 def manager(
     role: str, case: pools.Case, port: int, backend: str, tp_rank: int = 0
-) -> tuple[Any, list[Any], list[Any], list[Any]]:
-    """The manager that `get_kv_class` chooses, over pools of its own: (manager, KV, auxiliary, window buffers)."""
+) -> tuple[Any, list[Any], list[Any], list[list[Any]]]:
+    """The manager that `get_kv_class` chooses, over pools of its own.
+
+    Returns:
+        manager, KV buffers, auxiliary buffers, and the buffers of each state component.
+    """
     os.environ.update(MC_FORCE_TCP="1", MOONCAKE_PROTOCOL="tcp", SGLANG_HOST_IP="127.0.0.1", MC_LOG_LEVEL="ERROR")
     if backend == "NIXL":
         import nixl_stand_in
@@ -69,9 +73,10 @@ def manager(
     kv_pages = case.prefill if prefill else case.decode
     kv, aux, window = (pools.filled(pages, SEED + k) if prefill else pools.empty(pages)
                        for k, pages in enumerate((kv_pages, [64], case.window)))  # fmt: skip
+    states = [window] if window else []
     if case.own:
-        OWN.append(sglang_pools.prefill() if prefill else sglang_pools.Decode())
-        kv = OWN[0] if prefill else OWN[0].views
+        OWN.append(sglang_pools.Prefill() if prefill else sglang_pools.Decode())
+        kv, states = OWN[0].views, OWN[0].states
         assert [view.shape[1] for view in kv] == kv_pages
 
     def columns(buffers: list[Any]) -> tuple[list[int], list[int], list[int]]:
@@ -87,11 +92,15 @@ def manager(
     args.kv_layer_ids = []
     if backend == "NIXL":
         args.kv_data_mem_kinds = ["DRAM" if not prefill and number < case.host else "VRAM" for number in range(len(kv))]
-    states = [columns(window)] if window else []
-    args.state_types = [StateType.SWA] * len(states)
-    args.state_data_ptrs, args.state_data_lens, args.state_item_lens = ([s[k] for s in states] for k in range(3))
-    args.state_layer_ids = args.state_dim_per_tensor = args.state_slice_outer_counts = [[] for _ in states]
-    args.state_conv_shard_groups = [[] for _ in states]
+    if case.own:
+        OWN[0].describe_states(args)
+        assert args.mla_compression_ratios == case.ratios and len(args.state_types) == len(states) == 2
+    else:
+        args.state_types = [StateType.SWA] * len(states)
+        found = [columns(buffers) for buffers in states]
+        args.state_data_ptrs, args.state_data_lens, args.state_item_lens = ([f[k] for f in found] for k in range(3))
+        args.state_layer_ids = args.state_dim_per_tensor = args.state_slice_outer_counts = [[] for _ in states]
+        args.state_conv_shard_groups = [[] for _ in states]
     args.kv_head_num, args.total_kv_head_num = max(1, case.heads // tp_size), max(1, case.heads)
     args.page_size = case.page_size
     layers = len(case.ratios) if case.ratios else (len(case.prefill) - case.draft[0]) // (2 if case.heads else 1)
@@ -109,7 +118,7 @@ def manager(
                 time.sleep(0.1)
     chosen = get_kv_class(TransferBackend[backend], KVClassType.MANAGER)
     mode = DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE
-    return chosen(args, mode, server_args, not case.heads), kv, aux, window
+    return chosen(args, mode, server_args, not case.heads), kv, aux, states
 
 
 def wait(thing: Any, states: tuple[int, ...], seconds: float = SECONDS) -> int:
@@ -128,6 +137,9 @@ def tell(what: str, **fields: Any) -> None:
 def prefill(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     """Send all rooms, one after another."""
     made, *_ = manager("prefill", case, port, options.backend)
+    calls = _counted(made)
+    if options.by_layer:  # as with a custom memory pool, which itself needs CUDA
+        made.enable_custom_mem_pool, made.custom_mem_pool_type = True, "NVLINK"
     from sglang.srt.disaggregation.base.conn import KVPoll
     from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
 
@@ -141,7 +153,7 @@ def prefill(case: pools.Case, port: int, options: argparse.Namespace) -> None:
         src = ids("prefill", room, case.pages)
         for start in range(0, case.pages, case.chunk):
             stop = min(start + case.chunk, case.pages)
-            state = [ids("window", room, 4).tolist()] if case.window and stop == case.pages else None
+            state = _state_ids(case, room) if stop == case.pages else None
             tokens = min(stop * case.page_size, case.tokens) - start * case.page_size
             sender.send(src[start:stop], state, num_kv_tokens=tokens)
         polls.append(wait(sender, (KVPoll.Success, KVPoll.Failed)))
@@ -149,14 +161,35 @@ def prefill(case: pools.Case, port: int, options: argparse.Namespace) -> None:
         pairings.append(len(made.peers) if hasattr(made, "peers") else None)
     notes = getattr(made, "notes", None)
     tell("PREFILL", manager=type(made).__name__, polls=polls, planned=dict(notes.planned) if notes else None,
-         left=[list(key) for key in notes.left] if notes else None, pairings=pairings)  # fmt: skip
+         left=[list(key) for key in notes.left] if notes else None, pairings=pairings, calls=calls)  # fmt: skip
     sys.stdin.readline()  # until the decode side is done
     os._exit(0)
 
 
+def _counted(made: Any) -> list[int]:
+    """How many descriptors each plan has that kvplan hands Mooncake from now on; empty with SGLang's own manager."""
+    counts: list[int] = []
+    hand_over = getattr(made, "_hand_over", None)
+    if hand_over is not None:
+
+        def counted(session: str, plan: Any) -> int:
+            counts.append(len(plan))
+            return int(hand_over(session, plan))
+
+        made._hand_over = counted
+    return counts
+
+
+def _state_ids(case: pools.Case, room: int) -> list[list[int]] | None:
+    """Item ids of the prefill side in each state component."""
+    if case.own:
+        return [found.tolist() for found in OWN[0].state_ids(room, case.tokens)]
+    return [ids("window", room, 4).tolist()] if case.window else None
+
+
 def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     """Receive all rooms, and compare every byte after each."""
-    made, kv, aux, window = manager("decode", case, port, options.backend, options.rank)
+    made, kv, aux, states = manager("decode", case, port, options.backend, options.rank)
     from sglang.srt.disaggregation.base.conn import KVPoll
     from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
 
@@ -165,44 +198,65 @@ def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     end = time.time() + 3 * SECONDS
     while not made.try_ensure_parallel_info(address) and time.time() < end:
         time.sleep(0.2)
-    source = [view.copy() for view in sglang_pools.prefill()] if case.own else pools.filled(case.prefill, SEED)
-    source_aux, source_window = pools.filled([64], SEED + 1)[0], pools.filled(case.window, SEED + 2)
+    peer = sglang_pools.Prefill() if case.own else None
+    source = peer.views if peer else pools.filled(case.prefill, SEED)
+    source_aux = pools.filled([64], SEED + 1)[0]
+    source_states = peer.states if peer else [pools.filled(case.window, SEED + 2)]
+    everything = [*kv, *aux, *(array for buffers in states for array in buffers)]
+    one_list = options.one_list or case.heads > 0
     results: list[Any] = []
     for room in range(options.first, options.first + ROOMS):
-        for array in (*kv, *aux, *window):
+        for array in everything:
             array[:] = 0
-        host, device = (ids(space, room, case.decode_pages) for space in ("host", "device"))
-        if case.own:
-            OWN[0].shuffle(room)
-            host, device = OWN[0].allocate(case.tokens)
-        one_list = options.one_list or case.heads > 0
-        if one_list:
-            device = host
-        window_ids = ids("window to", room, 4)
-        if room == options.bad:
-            host[7] = 1_000_000
         receiver = receiver_class(made, address, room)
+        asked = _noted(receiver, states, one_list)
         receiver.init(0)
         if options.malformed and room == options.first:
             (_send_malformed_nixl if options.backend == "NIXL" else _send_malformed)(receiver, made, room)
-        receiver.send_metadata(host, 5, [window_ids.tolist()] if case.window else [], decode_prefix_len=0,
-                               device_kv_indices=None if one_list else device)  # fmt: skip
+        if case.own:
+            OWN[0].preallocate(made, receiver, room, case.tokens)
+        else:
+            host, device = (ids(space, room, case.decode_pages) for space in ("host", "device"))
+            if room == options.bad:
+                host[7] = 1_000_000
+            window = [ids("window to", room, 4).tolist()] if case.window else []
+            receiver.send_metadata(host, 5, window, decode_prefix_len=0, device_kv_indices=device)
         if wait(receiver, (KVPoll.Success, KVPoll.Failed)) != KVPoll.Success:
             results.append(str(made.failure_records.get(room)))
-            touched = any(array.any() for array in (*kv, *window))
+            touched = any(array.any() for array in everything)
             results[-1] += " (memory was written)" if touched else ""
             receiver.clear()
             continue
-        wrong = pools.first_wrong(case, kv, source, room, {"host": host, "device": device}, options.rank)
-        for number, array in enumerate(window):
-            want = array * 0
-            want[window_ids] = source_window[number][ids("window", room, 4)]
-            wrong = wrong or (None if (want == array).all() else f"window {number}")
-        wrong = wrong or (None if (aux[0][5] == source_aux[3]).all() else "auxiliary data")
+        wrong = pools.first_wrong(case, kv, source, room, asked, options.rank)
+        mine = (peer.state_ids(room, case.tokens) if peer else [ids("window", room, 4)])[: len(states)]
+        for component, (src, dst) in enumerate(zip(mine, asked["states"], strict=True)):
+            for number, array in enumerate(states[component]):
+                want = asked["before"][component][number]
+                want[dst] = source_states[component][number][src]
+                wrong = wrong or (None if (want == array).all() else f"state {component}, buffer {number}")
+        wrong = wrong or (None if (aux[0][asked["aux"]] == source_aux[3]).all() else "auxiliary data")
         results.append(wrong or True)
         receiver.clear()
     tell("DECODE", manager=type(made).__name__, rooms=results)
     os._exit(0)
+
+
+def _noted(receiver: Any, states: list[list[Any]], one_list: bool) -> dict[str, Any]:
+    """What a receiver will ask for: "host" and "device" page ids, "states", "aux", and the states "before".
+
+    With `one_list` it numbers all pages alike.
+    """
+    asked: dict[str, Any] = {}
+    send = receiver.send_metadata
+
+    def noted(host: Any, aux: int, state_ids: Any, *, device_kv_indices: Any, **more: Any) -> None:
+        device = host if one_list else device_kv_indices
+        before = [[array.copy() for array in buffers] for buffers in states]
+        asked.update(host=host, device=device, states=state_ids or [], aux=aux, before=before)
+        send(host, aux, state_ids, device_kv_indices=None if one_list else device, **more)
+
+    receiver.send_metadata = noted
+    return asked
 
 
 def _send_malformed(receiver: Any, made: Any, room: int) -> None:
@@ -294,6 +348,7 @@ def main() -> None:
     parser.add_argument("--malformed", action="store_true", help="the decode side first sends malformed messages")
     parser.add_argument("--one-list", action="store_true", help="decode numbers all its pages alike")
     parser.add_argument("--restart", action="store_true", help="the decode process ends, and another takes its place")
+    parser.add_argument("--by-layer", action="store_true", help="a call a layer, as with a custom memory pool")
     parser.add_argument("--role", choices=["prefill", "decode"])
     parser.add_argument("--port", type=int)
     parser.add_argument("--rank", type=int, default=0)
@@ -304,7 +359,7 @@ def main() -> None:
         return
     arguments = ["--bad", str(options.bad), "--backend", options.backend]
     arguments += [f"--{flag}" for flag in ("malformed", "restart") if getattr(options, flag)]
-    arguments += ["--one-list"] * options.one_list
+    arguments += ["--one-list"] * options.one_list + ["--by-layer"] * options.by_layer
     found = run(options.case, arguments, options.off, options.restart)
     logs = found.pop("log")
     print(json.dumps(found))

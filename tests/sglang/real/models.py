@@ -1,6 +1,6 @@
 """Two tiny models with random weights, as SGLang loads them from a folder: a Llama, and a DeepSeek-V2 without experts.
 
-python models.py FOLDER        # makes FOLDER/llama and FOLDER/mla
+python models.py FOLDER        # makes FOLDER/llama, FOLDER/llama_of_3_layers and FOLDER/mla
 """
 
 import json
@@ -48,16 +48,16 @@ class Weights:
         (folder / "config.json").write_text(json.dumps(COMMON | config))
 
 
-def llama(folder, kv_heads=2, dim=32):
+def llama(folder, layers=LAYERS, kv_heads=2, dim=32):
     """Grouped-query attention: two KV heads."""
     weights = Weights()
-    for number in range(LAYERS):
+    for number in range(layers):
         prefix = weights.layer(number)
         for name, rows in (("q", HEADS * dim), ("k", kv_heads * dim), ("v", kv_heads * dim)):
             weights.add(f"{prefix}{name}_proj", rows, HIDDEN)
         weights.add(prefix + "o_proj", HIDDEN, HEADS * dim)
-    weights.save(folder, architectures=["LlamaForCausalLM"], model_type="llama", num_key_value_heads=kv_heads,
-                 head_dim=dim, rms_norm_eps=1e-5, mlp_bias=False, pad_token_id=0)  # fmt: skip
+    weights.save(folder, architectures=["LlamaForCausalLM"], model_type="llama", num_hidden_layers=layers,
+                 num_key_value_heads=kv_heads, head_dim=dim, rms_norm_eps=1e-5, mlp_bias=False, pad_token_id=0)  # fmt: skip
 
 
 def mla(folder, plain=32, rope=16, value=32, rank=64):
@@ -83,4 +83,5 @@ def mla(folder, plain=32, rope=16, value=32, rank=64):
 
 if __name__ == "__main__":
     llama(Path(sys.argv[1]) / "llama")
+    llama(Path(sys.argv[1]) / "llama_of_3_layers", layers=3)
     mla(Path(sys.argv[1]) / "mla")
