@@ -52,19 +52,35 @@ def _fill(views: list[np.ndarray], seed: int) -> None:
         view[:] = rng.integers(1, 255, view.shape, dtype=np.uint8)
 
 
-class Prefill:
-    """The pool of a prefill process, filled with bytes that are the same in each process.
+class Pools:
+    """The pool of one process.
 
     Attributes:
         pool: SGLang's.
-        views: KV buffers, in SGLang's order.
         states: buffers of each state component: window with the state of C4 layers, then state of C128 layers.
     """
 
-    def __init__(self) -> None:
-        self.pool = _pool(hisparse=False)
-        self.views = _views(self.pool.get_contiguous_buf_infos())
+    def __init__(self, hisparse: bool) -> None:
+        self.pool = _pool(hisparse)
         self.states = [_views(self.pool.get_state_buf_infos()), _views(self.pool.get_request_state_buf_infos())]
+
+    def describe_states(self, args: Any) -> None:
+        """Have SGLang write the state components into its KVArgs."""
+        from sglang.srt.disaggregation.utils import setup_state_kv_args
+
+        setup_state_kv_args(args, self.pool)
+
+
+class Prefill(Pools):
+    """The pool of a prefill process, filled with bytes that are the same in each process.
+
+    Attributes:
+        views: KV buffers, in SGLang's order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(hisparse=False)
+        self.views = _views(self.pool.get_contiguous_buf_infos())
         for number, views in enumerate([self.views, *self.states]):
             _fill(views, 11 + number)
 
@@ -74,13 +90,11 @@ class Prefill:
         return [window, self.pool.request_state_transfer_indices(1 + room % REQUESTS, tokens)]
 
 
-class Decode:
+class Decode(Pools):
     """The pools of a decode process with HiSparse, and the queue that allocates pages of them for a request.
 
     Attributes:
-        pool: SGLang's.
         views: C4 KV in host memory, then the indexer and C128 KV on the device: as DecodePreallocQueue registers them.
-        states: buffers of each state component, as those of `Prefill`.
     """
 
     def __init__(self) -> None:
@@ -88,7 +102,7 @@ class Decode:
         from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
         from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 
-        self.pool = _pool(hisparse=True)
+        super().__init__(hisparse=True)
         sizes = (PAGES * PAGE_SIZE, WINDOW_PAGES * PAGE_SIZE)
         logical = SWATokenToKVPoolAllocator(*sizes, PAGE_SIZE, torch.uint8, "cpu", self.pool, False)
         self.allocator = DeepSeekV4HiSparseTokenToKVPoolAllocator(logical)
@@ -99,7 +113,6 @@ class Decode:
         columns = [mine + theirs[host.layer_num :]
                    for mine, theirs in zip(host.get_contiguous_buf_infos(), device, strict=True)]  # fmt: skip
         self.views = _views((columns[0], columns[1], columns[2]))
-        self.states = [_views(self.pool.get_state_buf_infos()), _views(self.pool.get_request_state_buf_infos())]
 
     def coordinator_as_it_is(self) -> Any:
         """SGLang's HiSparseCoordinator. Needs CUDA."""

@@ -5,6 +5,7 @@ Only what SGLang does right is drawn here; test_misrouted.py has the rest.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 from by_hand import EXECUTOR, PAGES, bases, ids, kv_args, manager, merged
 from sglang.srt.disaggregation.base.conn import StateType
 
-CALLS = 500
+CALLS = max(500, int(os.environ.get("KVPLAN_EXAMPLES", 0)))  # random calls of each function
 SRC, DST = 1 << 40, 1 << 44
 
 Call = Callable[[Any], int]  # a manager -> what its function returned

@@ -17,7 +17,7 @@ from kvplan.integrations.sglang import handover, seam
 SRC, DST, PAGE = 1 << 40, 1 << 44, np.array([1], np.int32)
 
 
-def serving(**fields: Any) -> tuple[Any, dict[int, str], list[tuple[int, int]]]:
+def serving(planned: bool = True, **fields: Any) -> tuple[Any, dict[int, str], list[tuple[int, int]]]:
     """A manager with rooms 0 to 3: it, why rooms failed, and the rooms whose auxiliary data was sent."""
     args = kv_args(kv_data_ptrs=[SRC], kv_item_lens=[64], prefill_end_layer=1, aux_data_ptrs=[SRC - 4096],
                    aux_item_lens=[8], **fields)  # fmt: skip
@@ -30,7 +30,7 @@ def serving(**fields: Any) -> tuple[Any, dict[int, str], list[tuple[int, int]]]:
     failed: dict[int, str] = {}
     concluded: list[tuple[int, int]] = []
     made = manager(
-        True, args, decode_kv_args_table={"peer:1": peer}, session_lock=threading.Lock(), state_layout_rejections={},
+        planned, args, decode_kv_args_table={"peer:1": peer}, session_lock=threading.Lock(), state_layout_rejections={},
         request_status=dict.fromkeys(range(4), KVPoll.WaitingForInput), failed_sessions=set(),
         session_failures={"peer:1": 0}, failed_session_probes={}, enable_trace=False, enable_staging=False,
         _staging_outstanding=dict.fromkeys(range(4), 0), req_to_decode_prefix_len={}, _dcp_pack_buffers=None,
@@ -49,12 +49,14 @@ def serving(**fields: Any) -> tuple[Any, dict[int, str], list[tuple[int, int]]]:
     return made, failed, concluded
 
 
-def work(made: Any, ids: dict[int, np.ndarray], source: np.ndarray = PAGE, state: Any = None) -> None:
+def work(
+    made: Any, ids: dict[int, np.ndarray], source: np.ndarray = PAGE, state: Any = None, device: Any = None
+) -> None:
     """Have SGLang's worker send a last chunk of each room, until it is told to end."""
     queue = FastQueue()
     for room, dst in ids.items():
         made.transfer_infos[room] = {"peer:1": SimpleNamespace(
-            room=room, mooncake_session_id="peer:1", is_dummy=False, dst_kv_indices=dst, dst_device_kv_indices=None,
+            room=room, mooncake_session_id="peer:1", is_dummy=False, dst_kv_indices=dst, dst_device_kv_indices=device,
             dst_aux_index=2, endpoint="h", dst_port=1, required_dst_info_num=1, dst_state_indices=[[1]],
             decode_prefix_len=0,
         )}  # fmt: skip
@@ -70,6 +72,15 @@ def test_one_bad_room_of_four() -> None:
     assert made.request_status == {0: KVPoll.Success, 1: KVPoll.Failed, 2: KVPoll.Success, 3: KVPoll.Success}
     assert not made.failed_sessions
     assert len(made.engine.calls) == 6  # pages and auxiliary data of three rooms, nothing of the fourth
+
+
+def test_sglang_alone_ends_its_thread_where_dcp_meets_device_page_ids() -> None:
+    """What kvplan serves in its place: the cases dcp_rank_0 and dcp_rank_1 of test_two_processes.py."""
+    made, *_ = serving(planned=False)
+    made.decode_kv_args_table["peer:1"].requires_dcp_relayout = True
+    with pytest.raises(RuntimeError, match="not supported by PD DCP relayout"):
+        work(made, {0: PAGE, 1: PAGE}, device=PAGE)
+    assert not made.engine.calls
 
 
 def test_lists_that_sglang_would_cut_fail_their_room() -> None:

@@ -57,7 +57,8 @@ def llama(folder, layers=LAYERS, kv_heads=2, dim=32):
             weights.add(f"{prefix}{name}_proj", rows, HIDDEN)
         weights.add(prefix + "o_proj", HIDDEN, HEADS * dim)
     weights.save(folder, architectures=["LlamaForCausalLM"], model_type="llama", num_hidden_layers=layers,
-                 num_key_value_heads=kv_heads, head_dim=dim, rms_norm_eps=1e-5, mlp_bias=False, pad_token_id=0)  # fmt: skip
+                 num_key_value_heads=kv_heads, head_dim=dim, rms_norm_eps=1e-5, mlp_bias=False,
+                 pad_token_id=0)  # fmt: skip
 
 
 def mla(folder, plain=32, rope=16, value=32, rank=64):
