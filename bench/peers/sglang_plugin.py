@@ -220,7 +220,7 @@ CASES = {
     "DeepSeek-V4, 512 scattered": Case(lambda: deepseek_v4(512, "scattered"), 20, 800),
     "DCP 8, 256 pages": Case(lambda: context_parallel(256), 12, 100),
     "TP 4 to 8, 64 pages of 64 tokens": Case(lambda: heads(64), 2, 7, one_call=1),
-    "TP 4 to 8, 4 pages": Case(lambda: heads(4), one_call=1),
+    "TP 4 to 8, 4 pages": Case(lambda: heads(4)),
     "DeepSeek-V4, 1 page": Case(lambda: deepseek_v4(1, "contiguous")),
     "DCP 8, 8 pages": Case(lambda: context_parallel(8)),
     "custom memory pool (a call a layer), 1 page": Case(lambda: deepseek_v4(1, "contiguous", **BY_LAYER)),

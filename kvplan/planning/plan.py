@@ -61,7 +61,7 @@ class Request:
     null_page: int | Mapping[str, int] | None = None
 
 
-def _lists(table: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+def lists_of(table: np.ndarray) -> tuple[list[int], list[int], list[int]]:
     """The rows of a table as lists of non-negative ints. Stretches of equal lengths share one int."""
     src, dst = table[:2].view(np.uint64)
     # A memoryview lists itself twice as fast as an array does.
@@ -213,7 +213,7 @@ class Plan:
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:
         """(src, dst, nbytes) as Python lists of non-negative ints, for engines that take no arrays."""
-        return _lists(self.table.numpy())
+        return lists_of(self.table.numpy())
 
     def pieces(self, most: int) -> Iterator[tuple[list[int], list[int], list[int]]]:
         """`lists()` in pieces of at most `most` descriptors, in order, whatever their segments.
@@ -224,7 +224,7 @@ class Plan:
             raise ValueError(f"most is {most}; it must be at least 1")
         table = self.table.numpy()
         for start in range(0, len(self), most):
-            yield _lists(table[:, start : start + most])
+            yield lists_of(table[:, start : start + most])
 
     def indices(self) -> tuple[torch.Tensor, torch.Tensor]:
         """This plan as numbers in the lists of `Pairing.prepared`, as NIXL's `make_prepped_xfer` takes them.

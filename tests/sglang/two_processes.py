@@ -167,14 +167,14 @@ def prefill(case: pools.Case, port: int, options: argparse.Namespace) -> None:
 
 
 def _counted(made: Any) -> list[int]:
-    """How many descriptors each plan has that kvplan hands Mooncake from now on; empty with SGLang's own manager."""
+    """How many descriptors each table has that kvplan hands Mooncake from now on; empty without it."""
     counts: list[int] = []
     hand_over = getattr(made, "_hand_over", None)
     if hand_over is not None:
 
-        def counted(session: str, plan: Any) -> int:
-            counts.append(len(plan))
-            return int(hand_over(session, plan))
+        def counted(session: str, table: Any) -> int:
+            counts.append(table.shape[1])
+            return int(hand_over(session, table))
 
         made._hand_over = counted
     return counts

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan import Plan
+from kvplan.planning.plan import lists_of
 
 # Over TCP Mooncake queues 1,024 descriptors a peer, lets 1,024 more wait and fails on more.
 _TCP_PIECE = 1024
@@ -34,18 +34,22 @@ class Engine:
         tcp = os.environ.get("MC_FORCE_TCP") == "1" or os.environ.get("MOONCAKE_PROTOCOL") == "tcp"
         self._piece, self._list_piece = (_TCP_PIECE, _TCP_PIECE) if tcp else (PIECE, LIST_PIECE)
 
-    def send(self, session: str, plan: Plan) -> int:
-        """Write what a plan says to a peer, piece by piece.
+    def send(self, session: str, table: np.ndarray) -> int:
+        """Write what a plan's table says to a peer, piece by piece.
+
+        Args:
+            session: the peer.
+            table: int64 [3, N], source addresses, destination addresses and bytes, as `Plan.table` holds them.
 
         Returns:
             int: 0, or what the first call that failed returned.
         """
         if self._arrays is None and self._views is None:
-            return self._send_lists(session, plan)
-        count = len(plan)
-        table = plan.table.numpy().view(np.uint64)
+            return self._send_lists(session, table)
+        count = table.shape[1]
+        words = table.view(np.uint64)
         for start in range(0, count, self._piece):
-            src, dst, nbytes = table if count <= self._piece else table[:, start : start + self._piece]
+            src, dst, nbytes = words if count <= self._piece else words[:, start : start + self._piece]
             try:
                 if self._arrays is not None:
                     code = self._arrays(session, src, dst, nbytes)
@@ -54,20 +58,16 @@ class Engine:
                     code = self._views(session, src.data, dst.data, nbytes.data)
             except TypeError:  # of the arguments: nothing has been sent
                 self._arrays = self._views = None
-                code = self._send_lists(session, plan, start)
-                return code
+                return self._send_lists(session, table[:, start:])
             except Exception:  # as SGLang's own call does
                 code = -1
             if code != 0:
                 return code
         return 0
 
-    def _send_lists(self, session: str, plan: Plan, start: int = 0) -> int:
-        if start == 0 and len(plan) <= self._list_piece:
-            return self._engine.batch_transfer_sync(session, *plan.lists()) if len(plan) else 0
-        rest = Plan(plan.table[:, start:], ())
-        for src, dst, nbytes in rest.pieces(self._list_piece):
-            code = self._engine.batch_transfer_sync(session, src, dst, nbytes)
+    def _send_lists(self, session: str, table: np.ndarray) -> int:
+        for start in range(0, table.shape[1], self._list_piece):
+            code = self._engine.batch_transfer_sync(session, *lists_of(table[:, start : start + self._list_piece]))
             if code != 0:
                 return code
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,7 +107,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
         except _REFUSALS as error:
             return self._refuse(error)
         self.notes.plan("send_kvcache_slice")
-        return self._hand_over(mooncake_session_id, plan)
+        return self._hand_over(mooncake_session_id, plan.table.numpy())
 
     def send_kvcache_dcp(
         self,
@@ -254,7 +255,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
         except _REFUSALS as error:
             return self._refuse(error)
         self.notes.plan("_send_swa_state_slice")
-        return self._hand_over(session, plan)
+        return self._hand_over(session, plan.table.numpy())
 
     def _send_mamba_state_slice(
         self,
@@ -316,7 +317,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
         except (*_REFUSALS, ValueError) as error:
             return self._refuse(error)
         self.notes.plan("_send_mamba_state_slice")
-        return 0 if plan is None else self._hand_over(session, plan)
+        return 0 if plan is None else self._hand_over(session, plan.table.numpy())
 
     def _plan(self, pairing: Pairing, source: np.ndarray, lists: dict[str, Any]) -> list[Plan]:
         """The whole chunk's plans, before the first is sent: one, or one for each batch of indices."""
@@ -342,21 +343,36 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
     def _send(self, session: str, plans: Sequence[Plan], executor: Any) -> int:
         if not self._by_entry():
             for plan in plans:
-                code = self._hand_over(session, plan)
+                code = self._hand_over(session, plan.table.numpy())
                 if code != 0:
                     return code
             return 0
-        futures = []
+        parts: deque[np.ndarray] = deque()
         for plan in plans:
-            cuts = plan.entry_cuts()
-            parts = [Plan(plan.table[:, start:stop], ()) for start, stop in itertools.pairwise(cuts)]
-            futures += [executor.submit(self._hand_over, session, part) for part in parts if len(part)]
-        return self._await_transfer_futures(futures)
+            table = plan.table.numpy()
+            parts += [table[:, start:stop] for start, stop in itertools.pairwise(plan.entry_cuts()) if stop > start]
+        # A future a thread, not a future a call: with few pages, futures would cost more than planning.
+        threads = min(len(parts), getattr(executor, "_max_workers", 1))
+        return self._await_transfer_futures(
+            [executor.submit(self._hand_over_parts, session, parts) for _ in range(threads)]
+        )
 
-    def _hand_over(self, session: str, plan: Plan) -> int:
+    def _hand_over_parts(self, session: str, parts: deque[np.ndarray]) -> int:
+        """Hand over parts of tables, a call each, until none is left or a call fails. Threads share the parts."""
+        while True:
+            try:
+                part = parts.popleft()
+            except IndexError:
+                return 0
+            code = self._hand_over(session, part)
+            if code != 0:
+                parts.clear()
+                return code
+
+    def _hand_over(self, session: str, table: np.ndarray) -> int:
         if self.handed is None:
             self.handed = handover.Engine(self.engine)
-        code = self.handed.send(session, plan)
+        code = self.handed.send(session, table)
         if code != 0:
             self.peers.forget(session)
         return code
