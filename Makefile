@@ -1,4 +1,5 @@
 # Each target sets up what it needs: an environment in .venv, and Debian's libibverbs1, which Mooncake's wheel loads.
+# `make help` prints what stands behind ## here.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -9,9 +10,12 @@ DEMO_ARGS ?=
 SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all demo test full sglang soak bench bench-peers gpu-check lint clean
+.PHONY: all help demo test full sglang soak bench bench-peers gpu-check lint clean
 
-all: $(VENV)/ready
+all: $(VENV)/ready ## the environment in .venv
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | while IFS=: read -r name text; do printf '%-12s %s\n' "$$name" "$$text"; done
 
 # torch is pinned here alone, for a CPU build that installs quickly; the package itself takes torch>=2.11.
 $(VENV)/ready: requirements-dev.txt requirements-engines.txt
@@ -29,49 +33,54 @@ $(VENV)/built: $(VENV)/ready $(SOURCES)
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
-demo: $(VENV)/built
+demo: $(VENV)/built ## two processes, every byte checked; ENGINE=nixl, DEMO_ARGS=--help
 	$(PY) -m kvplan demo --engine $(ENGINE) $(DEMO_ARGS)
 
 .triton/%: | $(VENV)/ready
 	@echo "== Triton $*"
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
 
-test: $(VENV)/built $(TRITON)
+test: $(VENV)/built $(TRITON) ## all tests that CI runs; KVPLAN_EXAMPLES=20000 draws more random clusters
 	KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest
 
 # Stops, kills and refusals at random, 500 an engine; no byte may change once it was called settled.
 SOAK_FAULTS ?= 500
-soak: $(VENV)/built
+soak: $(VENV)/built ## processes killed, stopped and refused at random; SOAK_FAULTS=500, SOAK_ARGS="--seed 7"
 	$(PY) -m tests.soak --engine mooncake --faults $(SOAK_FAULTS) $(SOAK_ARGS)
 	$(PY) -m tests.soak --engine nixl --faults $(SOAK_FAULTS) $(SOAK_ARGS)
 
-# SGLang's own servers and managers with the plugin, in an environment of their own that is kept (6 GB).
-sglang:
+# In an environment of its own, .venv-sglang, which is kept: 6.3 GB. docs/sglang.md says what each test shows.
+SGLANG_ARGS ?=
+sglang: ## SGLang's own servers and managers with kvplan (6.3 GB, a quarter of an hour); SGLANG_ARGS="-k heads"
 	PYTHON=$(PYTHON) sh tools/sglang_env.sh
-	.venv-sglang/bin/python -m pytest -p no:cacheprovider tests/sglang
+	.venv-sglang/bin/python -m pytest -p no:cacheprovider tests/sglang $(SGLANG_ARGS)
 
-# All that is too long for CI: properties with more clusters, SGLang's servers (6 GB, kept), 500 faults an engine. Hours.
+# What is too long for CI. FULL_EXAMPLES: random clusters of each property, and random calls of each of SGLang's functions.
+# FULL_SEEDS: orders in which the emulator runs the kernels. FULL_FUZZ: seconds of forged input.
 FULL_EXAMPLES ?= 10000
-full: $(VENV)/built $(TRITON)
-	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest
-	$(MAKE) sglang
+FULL_SEEDS ?= 20
+FULL_FUZZ ?= 600
+full: $(VENV)/built $(TRITON) ## all that is too long for CI: make sglang, make test with long matrices, fuzzing, make soak. Hours
+	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) $(MAKE) sglang
+	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) KVPLAN_SIMT_SEEDS=$(FULL_SEEDS) $(MAKE) test
+	$(PY) -m tests.fuzz --seconds $(FULL_FUZZ)
 	$(MAKE) soak
 
-bench: $(VENV)/built
+bench: $(VENV)/built ## the table in README.md, and its plot
 	$(PY) -m bench
 
-bench-peers:
+bench-peers: ## SGLang's planner beside it, in an environment of its own (6 GB)
 	sh bench/peers/setup.sh
 
 # On a machine with a GPU, by the Python that has torch there; needs no network. Figures go to bench/RESULTS.md by hand.
-gpu-check:
+gpu-check: ## builds, tests and measures on a machine with a GPU; PYTHON=the one that has torch
 	$(PYTHON) tools/gpu_check.py
 
-lint: $(VENV)/built
+lint: $(VENV)/built ## ruff, mypy, import-linter
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-clean:
+clean: ## all that is built, but for the environments of SGLang
 	rm -rf $(VENV) .triton build *.egg-info kvplan/*.so kvplan/*.fatbin

@@ -13,6 +13,7 @@ PYTHON = Path(os.environ.get("KVPLAN_SGLANG_PYTHON", ROOT / ".venv-sglang/bin/py
 ONE_OF_EACH = [
     "test_equal.py", "test_misrouted.py", "test_two_processes.py::test_every_byte_arrives[v4]",
     "test_two_processes.py::test_every_byte_arrives[dcp_rank_1]",
+    "test_two_processes.py::test_sglang_s_own_pools_states_and_preallocation",
     "test_real_servers.py::test_a_transfer_of_each_model[llama]",
     "test_real_servers.py::test_a_transfer_of_each_model[mla]",
 ]  # fmt: skip

@@ -266,6 +266,15 @@ def test_a_call_a_layer_is_a_call_an_entry() -> None:
     assert {call[0][0] >> 20 for call in made.engine.calls} == {SRC >> 20, (SRC >> 20) + 1}
 
 
+def test_a_failed_call_of_a_layer_is_the_last_of_its_thread() -> None:
+    sizes = [512] * 20
+    args = kv_args(kv_data_ptrs=bases(random.Random(0), sizes, SRC), kv_item_lens=sizes, prefill_end_layer=20)
+    made, pages = manager(True, args, enable_custom_mem_pool=True), ids(random.Random(0), 20)
+    made.engine.answer = -7
+    assert made.send_kvcache("peer", pages, bases(random.Random(1), sizes, DST), pages, EXECUTOR) == -7
+    assert 1 <= len(made.engine.calls) <= 2  # EXECUTOR has two threads
+
+
 def test_index_batches_are_planned_before_the_first_is_sent() -> None:
     args = kv_args(kv_data_ptrs=[SRC], kv_item_lens=[512], prefill_end_layer=1)
     made = manager(True, args, max_transfer_batch_indices=8)
