@@ -12,7 +12,7 @@ import torch
 CODE = """
 import traceback
 import two_processes
-two_processes.manager("decode", two_processes.CASES["v4_own_pools"], 1)
+two_processes.manager("decode", two_processes.CASES["v4_own_pools"], 1, "MOONCAKE")
 (decode,) = two_processes.OWN
 assert type(decode.coordinator).__name__ == "HiSparseCoordinator" and decode.coordinator.mem_pool_host.pin_memory
 try:
