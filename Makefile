@@ -51,7 +51,7 @@ soak: $(VENV)/built ## processes killed, stopped and refused at random; SOAK_FAU
 
 # In an environment of its own, .venv-sglang, which is kept: 6.3 GB. docs/sglang.md says what each test shows.
 SGLANG_ARGS ?=
-sglang: ## SGLang's own servers and managers with kvplan (6.3 GB, a quarter of an hour); SGLANG_ARGS="-k heads"
+sglang: ## SGLang's own servers and managers with kvplan (6.3 GB, half an hour); SGLANG_ARGS="-k heads"
 	PYTHON=$(PYTHON) sh tools/sglang_env.sh
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider tests/sglang $(SGLANG_ARGS)
 
