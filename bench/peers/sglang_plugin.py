@@ -5,8 +5,11 @@
 The engine of both is a recorder that drops what it is given, so that planning and handing over are timed, and no
 transfer. With lists it takes Python lists; with arrays NumPy arrays, as Mooncake 0.3.14 does. "read" adds the time in
 which the installed Mooncake reads its arguments: SGLang's lists, and the views of the table that kvplan gives a
-Mooncake without array calls. Prints medians, how many times as long SGLang takes, and the goal for that. A goal that
-was not reached is marked.
+Mooncake without array calls.
+
+Each in turn is called back to back for two milliseconds. A cell has the median of these calls, how many times as long
+SGLang takes, and the goal for that, marked where it was missed. Its last ratio is of the first calls of the turns
+alone: they find caches full of another's objects.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from bench.peers.sglang_planner import workers
 from kvplan.integrations.sglang.mooncake import PlannedMooncakeManager
 
 EXECUTOR = ThreadPoolExecutor(workers())
+BLOCK = 0.002  # seconds that each is called back to back
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -179,9 +183,14 @@ def heads(pages: int) -> Calls:
     return {name: call(one) for name, one in made.items()} | {"one call": one_call}
 
 
-def medians(calls: Calls, seconds: float) -> dict[str, float]:
-    """Median seconds of each, called in turn."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
+def medians(calls: Calls, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
+    """Median seconds of each, in turn: (called again at once, its first call after the others' calls).
+
+    Each turn of one of them is a call right after another's, which finds what that one left in the caches, and then
+    calls back to back for two milliseconds.
+    """
+    first: dict[str, list[float]] = {name: [] for name in calls}
+    again: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         if call() != 0:
             raise RuntimeError("a call failed")
@@ -189,11 +198,17 @@ def medians(calls: Calls, seconds: float) -> dict[str, float]:
     rounds = 0
     while rounds < 7 or (time.perf_counter() < end and rounds < 2000):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = stop = time.perf_counter()
             call()
-            times[name].append(time.perf_counter() - start)
+            first[name].append(time.perf_counter() - stop)
+            while stop - start < BLOCK:
+                begun = time.perf_counter()
+                call()
+                stop = time.perf_counter()
+                again[name].append(stop - begun)
         rounds += 1
-    return {name: statistics.median(found) for name, found in times.items()}
+    middle, cold = ({name: statistics.median(found) for name, found in each.items()} for each in (again, first))
+    return middle, cold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,14 +248,14 @@ CASES = {
 }
 
 
-def rows(name: str, case: Case, found: dict[str, float]) -> list[str]:
+def rows(name: str, case: Case, found: dict[str, float], first: dict[str, float]) -> list[str]:
     """A case's rows of the table."""
 
     def times(kind: str, against: str, goal: float | None) -> str:
-        ratio = found[against] / found[kind]
+        ratio, cold = (each[against] / each[kind] for each in (found, first))
         missed = "" if goal is None or ratio >= goal else " **missed**"
         wanted = "" if goal is None else f" (goal {goal:g}×{missed})"
-        return f"{1e6 * found[kind]:,.0f}: {ratio:.1f}×{wanted}"
+        return f"{1e6 * found[kind]:,.0f}: {ratio:.1f}×{wanted}; {cold:.1f}×"
 
     made = [f"| {name} | {1e6 * found['SGLang']:,.0f} | {times('lists', 'SGLang', case.lists)} "
             f"| {times('arrays', 'SGLang', case.arrays)} | {1e6 * found['SGLang, read']:,.0f} "
@@ -266,7 +281,7 @@ def main() -> None:
         calls = case.make()
         gc.collect()
         gc.freeze()  # as SGLang's server does after warm-up
-        made = rows(name, case, medians(calls, options.seconds))
+        made = rows(name, case, *medians(calls, options.seconds))
         gc.unfreeze()
         missed += sum(row.count("**missed**") for row in made)
         print("\n".join(made), flush=True)
