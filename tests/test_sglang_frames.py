@@ -51,6 +51,21 @@ def test_messages_as_sglang_sends_them_are_taken() -> None:
     frames.check([b"ABORT", b"7"])
 
 
+def test_page_ids_of_another_page_size() -> None:
+    ids = np.array([5, -1, 1 << 30], np.int32)
+    frame = frames.pages_frame(48, ids)
+    frames.check([*room(), frame])
+    page_size, found = frames.read_pages(frame)
+    assert page_size == 48 and found.tolist() == ids.tolist()
+    for malformed in (
+        b"", b"more", frame[:-1], frame + b"\0\0\0\0", frame.replace(b"1\n", b"2\n"), frames.pages_frame(0, ids),
+        frames.pages_frame(1 << 20, ids), frame[:20],
+    ):  # fmt: skip
+        with pytest.raises(FrameError, match="page id frame"):
+            frames.check([*room(), malformed])
+    assert set(np.frombuffer(frames.no_pages(7), np.int32).tolist()) == {2**31 - 1}
+
+
 @pytest.mark.parametrize(
     "place, frame, reason",
     [

@@ -27,6 +27,7 @@ class Case:
         host: decode buffers that host page ids number.
         draft: how many of the prefill and of the decode buffers, the last, are a draft model's.
         page_size: tokens of a prefill page.
+        other_page_size: tokens of a decode page, where it differs.
         pages, chunk: prefill pages of a request, and of one chunk.
         tokens: tokens of a request.
         ratios: compression of each layer, or None.
@@ -42,6 +43,7 @@ class Case:
     host: int
     draft: tuple[int, int] = (0, 0)
     page_size: int = 256
+    other_page_size: int | None = None
     pages: int = 60
     chunk: int = 20
     tokens: int = 60 * 256
@@ -53,15 +55,27 @@ class Case:
     own: bool = False
 
     @property
+    def decode_page_size(self) -> int:
+        """Tokens of a decode page, of those that this decode process holds."""
+        return self.other_page_size or self.page_size
+
+    @property
     def decode_pages(self) -> int:
         """Decode page ids of a request."""
-        return -(-self.tokens // (self.page_size * self.dcp[0]))
+        return -(-self.tokens // (self.decode_page_size * self.dcp[0]))
 
 
 def _dcp(rank: int) -> Case:
     row, draft_row, page = 1152, 512, 16
-    return Case([row * page] * 4 + [draft_row * page], [row * page] * 4 + [draft_row * page * 2], 4, (1, 1), page, 30,
-                10, 30 * page - 5, dcp=(2, rank))  # fmt: skip
+    return Case([row * page] * 4 + [draft_row * page], [row * page] * 4 + [draft_row * page * 2], 4, (1, 1), page, None,
+                30, 10, 30 * page - 5, dcp=(2, rank))  # fmt: skip
+
+
+def _paged(page: int, other: int, heads: int = 0) -> Case:
+    """Decode pages of another size than prefill pages; chunks that end inside a decode page."""
+    row, ranks = (128, 2) if heads else (1152, 1)
+    return Case([row * page] * 4, [row * other // ranks] * 4, 4, (0, 0), page, other, 480 // page, max(1, 160 // page),
+                480 - 5, heads=heads, ranks=ranks)  # fmt: skip
 
 
 _V4 = Case(V4_PAGES, V4_PAGES, C4, ratios=RATIOS, window=WINDOW)
@@ -78,6 +92,11 @@ CASES = {
         own=True,
     ),
     "heads": Case([2 * 64 * 16] * 6, [64 * 16] * 6, 6, page_size=16, tokens=60 * 16, heads=2, ranks=2),
+    "pages_16_to_64": _paged(16, 64),
+    "pages_32_to_16": _paged(32, 16),
+    "pages_16_to_24": _paged(16, 24),
+    "heads_pages_16_to_64": _paged(16, 64, 2),
+    "heads_pages_32_to_16": _paged(32, 16, 2),
     "dcp_rank_0": _dcp(0),
     "dcp_rank_1": _dcp(1),
 }
@@ -117,8 +136,9 @@ def first_wrong(
         dst = where[space]
         want = np.zeros_like(buffer)
         if case.heads:
-            rows = source[number][src].reshape(case.pages, case.page_size, case.ranks, -1)
-            want[dst] = rows[:, :, rank].reshape(case.pages, -1)
+            rows = source[number][src].reshape(case.pages * case.page_size, case.ranks, -1)[: case.tokens, rank]
+            position, stored = np.arange(case.tokens), case.decode_page_size
+            want.reshape(POOL * stored, -1)[dst[position // stored] * stored + position % stored] = rows
         elif draft < 0:
             _place(case, want, dst, source[number], src, case.dcp)
         elif draft < case.draft[0]:
@@ -133,7 +153,7 @@ def _place(case: Case, want: np.ndarray, dst: np.ndarray, held: np.ndarray, src:
            ) -> None:  # fmt: skip
     """Copy what one decode buffer must get, row by row where rows are shared out, else page by page."""
     size, rank = share
-    if case.dcp[0] == 1:
+    if case.dcp[0] == 1 and case.decode_page_size == case.page_size:
         want[dst] = held[src]
         return
     position = np.arange(rank, case.tokens, size)

@@ -14,6 +14,11 @@ import pytest
 HERE = Path(__file__).parent / "real"
 MODELS = ("llama", "mla")
 TOPOLOGIES = ["--tp 1 2", "--tp 2 1", "--pp 2 1", "--chunk 64", "--page-size 1", "--tp 2 1 --chunk 64"]
+PAGE_SIZES = [
+    "--decode-page-size 64",
+    "--page-size 64 --decode-page-size 16 --tp 1 2",
+    "--decode-page-size 64 --chunk 80 --pp 2 1",
+]
 SCATTER = "--scatter"  # the pages of a request lie apart, in no order
 
 
@@ -48,6 +53,15 @@ def test_a_transfer_of_each_model(models: Path, model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("arguments", TOPOLOGIES)
 def test_topologies(models: Path, model: str, arguments: str) -> None:
+    sliced = model == "llama" and "--tp" in arguments
+    code, found = serve(models, model, [*arguments.split(), SCATTER])
+    check(found, "send_kvcache_slice" if sliced else "send_kvcache")
+    assert code == 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("arguments", PAGE_SIZES)
+def test_page_sizes_that_differ(models: Path, model: str, arguments: str) -> None:
     sliced = model == "llama" and "--tp" in arguments
     code, found = serve(models, model, [*arguments.split(), SCATTER])
     check(found, "send_kvcache_slice" if sliced else "send_kvcache")

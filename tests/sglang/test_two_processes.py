@@ -83,6 +83,17 @@ def test_without_the_plugin_a_bad_page_id_costs_all_later_rooms() -> None:
     assert [room is True for room in found["DECODE"][0]["rooms"]] == [True, False, False, False]
 
 
+def test_page_sizes_that_differ_need_the_plugin_on_the_prefill_side() -> None:
+    rooms = run("pages_16_to_64", off=("prefill",))["DECODE"][0]["rooms"]
+    assert all(isinstance(room, str) and "memory was written" not in room for room in rooms)
+
+
+def test_a_bad_page_id_where_page_sizes_differ() -> None:
+    rooms = run("pages_16_to_24", bad=1)["DECODE"][0]["rooms"]
+    assert [rooms[room] for room in (0, 2, 3)] == [True] * 3
+    assert "destination page id 1000000 at position 7 is out of range" in rooms[1]
+
+
 def test_a_bad_page_id_of_a_peer_without_the_plugin() -> None:
     rooms = run("v4", bad=1, off=("decode",))["DECODE"][0]["rooms"]
     assert [room is True for room in rooms] == [True, False, True, True]

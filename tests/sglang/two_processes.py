@@ -102,7 +102,7 @@ def manager(
         args.state_layer_ids = args.state_dim_per_tensor = args.state_slice_outer_counts = [[] for _ in states]
         args.state_conv_shard_groups = [[] for _ in states]
     args.kv_head_num, args.total_kv_head_num = max(1, case.heads // tp_size), max(1, case.heads)
-    args.page_size = case.page_size
+    args.page_size = case.page_size if prefill else case.decode_page_size
     layers = len(case.ratios) if case.ratios else (len(case.prefill) - case.draft[0]) // (2 if case.heads else 1)
     args.prefill_start_layer, args.prefill_end_layer = 0, layers
     args.mla_compression_ratios, args.num_draft_entries = case.ratios, case.draft[0 if prefill else 1]
@@ -203,7 +203,7 @@ def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     source_aux = pools.filled([64], SEED + 1)[0]
     source_states = peer.states if peer else [pools.filled(case.window, SEED + 2)]
     everything = [*kv, *aux, *(array for buffers in states for array in buffers)]
-    one_list = options.one_list or case.heads > 0
+    one_list = options.one_list or case.heads > 0 or case.other_page_size is not None
     results: list[Any] = []
     for room in range(options.first, options.first + ROOMS):
         for array in everything:

@@ -11,16 +11,23 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from kvplan import Layout
 
 #: Frames of a registration of SGLang 0.5.23; kvplan's own comes behind them.
 REGISTRATION = 20
 
+#: Frames of a room's page ids, and where the page ids and the device page ids are; kvplan's own frame comes behind.
+ROOM, IDS, DEVICE_IDS = 10, 4, 9
+
 _MAGIC = b"kvplan layout 1\n"
+_PAGES = b"kvplan pages 1\n"
 _MOST_BYTES = 1 << 25  # of the extra frame
 MOST_BUFFERS = 1 << 16
 INT32_END = 1 << 31
 INT64_END = 1 << 63
+_NO_PAGE = INT32_END - 1  # no pool has this many pages: they would take 2 GiB and more a byte of a page
 
 
 class FrameError(ValueError):
@@ -47,6 +54,26 @@ def read_layout(frame: bytes, pointers: Sequence[int]) -> Layout:
     if [region.base for region in layout.regions] != list(pointers):
         raise FrameError("the layout frame and the pointers of the registration name different buffers")
     return layout
+
+
+def pages_frame(page_size: int, ids: np.ndarray) -> bytes:
+    """The extra frame of a room where page sizes differ: decode's page size in tokens, and its page ids, int32."""
+    return _PAGES + struct.pack("<II", page_size, len(ids)) + np.ascontiguousarray(ids, np.int32).tobytes()
+
+
+def read_pages(frame: bytes) -> tuple[int, np.ndarray]:
+    """The page size and the page ids in a room's extra frame.
+
+    Raises:
+        FrameError: it is none.
+    """
+    start = len(_PAGES) + 8
+    if not frame.startswith(_PAGES) or len(frame) < start:
+        raise FrameError(f"the page id frame of {len(frame)} bytes is none of this version")
+    page_size, count = struct.unpack_from("<II", frame, len(_PAGES))
+    if start + 4 * count != len(frame) or not 0 < page_size < 1 << 20:
+        raise FrameError(f"the page id frame has {len(frame)} bytes, {count} page ids, and pages of {page_size} tokens")
+    return page_size, np.frombuffer(frame, np.int32, offset=start)
 
 
 def check(message: Sequence[bytes]) -> None:
@@ -122,7 +149,14 @@ def _check_room(message: Sequence[bytes]) -> None:
     words(message[4], 4, "page ids")
     read_number(message[5], "auxiliary index", INT32_END)
     lists(message[6], 4, "state page ids")
-    words(frame_at(message, 9), 4, "device page ids")
+    words(frame_at(message, DEVICE_IDS), 4, "device page ids")
+    if len(message) > ROOM:
+        read_pages(message[ROOM])
+
+
+def no_pages(count: int) -> bytes:
+    """As many page ids, none of which is in any pool, as a frame of SGLang's holds them."""
+    return np.full(count, _NO_PAGE, np.int32).tobytes()
 
 
 def frame_at(message: Sequence[bytes], place: int) -> bytes:

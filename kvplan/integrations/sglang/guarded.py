@@ -17,13 +17,14 @@ from . import frames, handover, names, rooms
 from .frames import FrameError
 from .names import NotToldError
 from .notes import Notes
+from .page_sizes import PageSizes
 from .peers import Peers
 from .regions import Buffers
 
 logger = logging.getLogger("kvplan.sglang")
 
 
-class GuardedManager(MooncakeKVManager):
+class GuardedManager(PageSizes, MooncakeKVManager):
     """MooncakeKVManager that checks what peers send, and fails a room alone where SGLang would end a thread."""
 
     #: A failed room's reason goes to the decode side. SGLang reads it there where it is sent, but its Mooncake
@@ -36,6 +37,7 @@ class GuardedManager(MooncakeKVManager):
         self.peers = Peers()
         self.current = rooms.Current()
         self._extra_frame: bytes | None = None
+        self.set_up_pages()
         self.handed: handover.Engine | None = None
 
     # --- peers: what they send, and what is kept of them
@@ -58,6 +60,8 @@ class GuardedManager(MooncakeKVManager):
             if message[0] == b"None":
                 self._try_registration(message)
                 self._extra_frame = message[frames.REGISTRATION] if len(message) > frames.REGISTRATION else None
+            elif frames.room_of(message) is not None:
+                self._note_pages(message)
         except (FrameError, RuntimeError, ValueError) as error:  # SGLang refuses topologies by RuntimeError
             self._reject(message, str(error))
             return False
@@ -109,6 +113,7 @@ class GuardedManager(MooncakeKVManager):
 
     def resolve_kv_replica_factor(self, transfer_infos: dict[str, Any]) -> None:
         """Runs when all decode ranks of a room have sent their page ids, before anything is sent."""
+        self._attach_pages(transfer_infos)
         for session, info in transfer_infos.items():
             peer = self.decode_kv_args_table.get(session)
             if info.dst_device_kv_indices is not None and peer is not None and peer.requires_dcp_relayout:

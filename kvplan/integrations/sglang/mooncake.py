@@ -17,6 +17,7 @@ from kvplan import Interleave, LayoutError, Pairing, PairingError, Plan, PlanErr
 from . import handover, names, regions
 from .guarded import GuardedManager
 from .names import NotToldError
+from .page_sizes import Paged
 from .pairings import Pairings
 from .regions import DEVICE, HOST, Buffers
 
@@ -60,6 +61,10 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
         if self._failed(self.current.room):
             return 0
         two = dst_device_kv_indices is not None
+        other = self._pages_of(mooncake_session_id)
+        if other is not None:
+            return self._send_paged("send_kvcache", mooncake_session_id, prefill_kv_indices, dst_kv_ptrs, dst_layer_ids,
+                                    other, None, executor, two)  # fmt: skip
         try:
             pairing = self.peers.kept(mooncake_session_id, two, dst_kv_ptrs)
             if pairing is None:
@@ -95,6 +100,10 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
         """Rows of which only some heads go to this decode rank."""
         if self._failed(self.current.room):
             return 0
+        other = self._pages_of(mooncake_session_id)
+        if other is not None:
+            return self._send_paged("send_kvcache_slice", mooncake_session_id, prefill_kv_indices, dst_kv_ptrs,
+                                    dst_layer_ids, other, (dst_attn_tp_size, dst_tp_rank), executor)  # fmt: skip
 
         def make() -> Pairing:
             src, dst, _ = self._kv_buffers(mooncake_session_id, dst_kv_ptrs, dst_layer_ids or [], dst_kv_item_len)
@@ -318,6 +327,39 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
             return self._refuse(error)
         self.notes.plan("_send_mamba_state_slice")
         return 0 if plan is None else self._hand_over(session, plan.table.numpy())
+
+    def _send_paged(
+        self,
+        function: str,
+        session: str,
+        source: np.ndarray,
+        pointers: list[int],
+        layer_ids: list[int] | None,
+        paged: Paged,
+        ranks: tuple[int, int] | None,
+        executor: Any,
+        two: bool = False,
+    ) -> int:
+        """Rows, to a decode process with pages of another size. `ranks`: its TP size and rank, where heads differ."""
+        page_size, ids = paged
+
+        def make() -> Pairing:
+            registered = self.decode_kv_args_table.get(session)
+            if registered is None or not registered.dst_kv_item_lens:
+                raise NotToldError("decode's pages have another size, and it does not say how many bytes each takes")
+            self._validate_envelope_kv_layout(pointers, registered.dst_kv_item_len, registered.dst_attn_tp_size)
+            src, dst, _ = self._kv_buffers(session, pointers, layer_ids or [], None, registered.dst_kv_item_lens)
+            return self._pair_pages(src, dst, page_size, self._heads(*ranks) if ranks else (None, None))
+
+        try:
+            if two:
+                raise NotToldError("decode's pages have another size, and host page ids beside device page ids")
+            pairing = self.peers.pairing(session, ("pages", page_size, ranks), pointers, make)
+            plan = pairing.plan(source, {DEVICE: ids}, **self._positions(session, len(source)))
+        except (*_REFUSALS, RuntimeError) as error:
+            return self._refuse(error)
+        self.notes.plan(function)
+        return self._send(session, [plan], executor)
 
     def _plan(self, pairing: Pairing, source: np.ndarray, lists: dict[str, Any]) -> list[Plan]:
         """The whole chunk's plans, before the first is sent: one, or one for each batch of indices."""

@@ -38,7 +38,6 @@ IDS = 4
 _OTHERS = (b"ABORT", b"WATERMARK", b"STAGING_RSP")
 
 _MAGIC = b"kvplan ids 1\n"
-_NO_PAGE = INT32_END - 1  # no pool has this many pages: they would take 2 GiB and more a byte of a page
 _MOST_METADATA = 1 << 26
 
 Ids = np.ndarray  # int32 [pages]
@@ -48,11 +47,6 @@ def ids_frame(host: Ids, device: Ids) -> bytes:
     """The extra frame of a room: host page ids and device page ids, int32."""
     host, device = (np.ascontiguousarray(ids, np.int32) for ids in (host, device))
     return _MAGIC + struct.pack("<II", len(host), len(device)) + host.tobytes() + device.tobytes()
-
-
-def no_pages(count: int) -> bytes:
-    """As many page ids, none of which is in any pool."""
-    return np.full(count, _NO_PAGE, np.int32).tobytes()
 
 
 def read_ids(frame: bytes) -> tuple[Ids, Ids]:

@@ -161,7 +161,7 @@ class GuardedNixlManager(NixlKVManager):
         if len(message) != 1 + nixl_frames.ROOM:
             raise NotImplementedError(f"SGLang's message about a room has {len(message)} frames: device page ids have "
                                       f"no place in it")  # fmt: skip
-        message[1 + nixl_frames.IDS] = nixl_frames.no_pages(len(host))
+        message[1 + nixl_frames.IDS] = frames.no_pages(len(host))
         return [*message, nixl_frames.ids_frame(host, device)]
 
     # --- rooms

@@ -102,12 +102,23 @@ def heads(src: Buffers, dst: Buffers, page_size: int, src_heads: Heads, dst_head
     Raises:
         LayoutError, PairingError: the two sides do not fit.
     """
-    pairing = pair(
-        src.layout(page_size, rows=page_size, heads=src_heads), dst.layout(page_size, rows=page_size, heads=dst_heads)
-    )
+    pairing = paged(src, dst, page_size, page_size, (src_heads, dst_heads))
     if len(src.keys) and not len(pairing.entries):
         raise PairingError(f"prefill holds heads {src_heads} and decode {dst_heads}: none of them is to be sent")
     return pairing
+
+
+def paged(
+    src: Buffers, dst: Buffers, src_page: int, dst_page: int, heads: tuple[Heads | None, Heads | None]
+) -> Pairing:
+    """Rows between pages of `src_page` and of `dst_page` tokens. `heads`: of both sides, where rows are cut by heads.
+
+    Raises:
+        LayoutError, PairingError: the two sides do not fit.
+    """
+    return pair(
+        src.layout(src_page, rows=src_page, heads=heads[0]), dst.layout(dst_page, rows=dst_page, heads=heads[1])
+    )
 
 
 def interleaved(src: Buffers, dst: Buffers, page_size: int, share: Interleave, draft: Draft, two_spaces: bool,

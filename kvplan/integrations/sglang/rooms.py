@@ -8,9 +8,10 @@ from typing import Any
 
 
 class Current(threading.local):
-    """The room that this thread transfers a chunk of; None outside a transfer worker."""
+    """The chunk that this thread transfers, and its room; None outside a transfer worker."""
 
     room: int | None = None
+    chunk: Any = None
 
 
 class WatchedQueue:
@@ -21,10 +22,10 @@ class WatchedQueue:
 
     def get(self) -> Any:
         """The next chunk; None ends the worker."""
-        self._current.room = None
+        self._current.room = self._current.chunk = None
         chunk = self._queue.get()
         if chunk is not None:
-            self._current.room = chunk.room
+            self._current.room, self._current.chunk = chunk.room, chunk
             self._check(chunk)
         return chunk
 

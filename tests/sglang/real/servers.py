@@ -130,6 +130,7 @@ def main():
     parser.add_argument("--pp", type=int, nargs=2, default=(1, 1))
     parser.add_argument("--chunk", type=int, help="tokens of a prefill chunk")
     parser.add_argument("--page-size", type=int, default=16)
+    parser.add_argument("--decode-page-size", type=int, help="default: that of the others")
     parser.add_argument("--scatter", action="store_true")
     parser.add_argument("--fault", choices=["swap"])
     options = parser.parse_args()
@@ -155,7 +156,11 @@ def main():
     modes = {
         "null": {},
         "prefill": {"tp_size": options.tp[0], "pp_size": options.pp[0]} | chunked,
-        "decode": {"tp_size": options.tp[1], "pp_size": options.pp[1]},
+        "decode": {
+            "tp_size": options.tp[1],
+            "pp_size": options.pp[1],
+            "page_size": options.decode_page_size or options.page_size,
+        },
     }
     servers = {}
     try:
