@@ -2,11 +2,11 @@
 
 No model and no GPU: the pools are NumPy arrays (pools.py), and every byte of the decode side is compared.
 
-    python tests/sglang/two_processes.py v4 [--backend NIXL] [--off prefill] [--off decode] [--bad ROOM] [--malformed]
+    python tests/sglang/two_processes.py v4 [--backend NIXL | ASCEND] [--off prefill] [--off decode] [--bad ROOM] [--malformed]
         [--restart] [--by-layer]
 
 Prints one JSON object: what each side ended with. --off: that side runs without the plugin. The back end is Mooncake,
-or NIXL over UCX (nixl_stand_in.py).
+NIXL over UCX (nixl_stand_in.py), or Ascend's with a stand-in of its engine (memfabric_stand_in.py).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from typing import Any
 
 import pools
 import sglang_pools
-from pools import CASES, ids
+from pools import ids
 
 warnings.filterwarnings("ignore")
+CASES = pools.CASES | pools.ASCEND_CASES
 ROOMS = 4
 SEED = 7
 OWN: list[Any] = []  # SGLang's own pools, kept as long as peers may write
@@ -47,6 +48,10 @@ def manager(
         import nixl_stand_in
 
         nixl_stand_in.install()
+    if backend == "ASCEND":
+        import memfabric_stand_in
+
+        memfabric_stand_in.install()
     from sglang.srt.runtime_context import get_context, get_parallel
 
     server_args = get_context().override_server_args(
@@ -103,9 +108,12 @@ def manager(
         args.state_conv_shard_groups = [[] for _ in states]
     args.kv_head_num, args.total_kv_head_num = max(1, case.heads // tp_size), max(1, case.heads)
     args.page_size = case.page_size
-    layers = len(case.ratios) if case.ratios else (len(case.prefill) - case.draft[0]) // (2 if case.heads else 1)
+    layers = len(case.prefill) - case.draft[0]
+    layers = len(case.ratios) if case.ratios else layers // (2 if case.heads else case.groups)
     args.prefill_start_layer, args.prefill_end_layer = 0, layers
     args.mla_compression_ratios, args.num_draft_entries = case.ratios, case.draft[0 if prefill else 1]
+    if case.groups > 1:
+        args.kv_buf_groups, args.hidden_kv_layers, args.draft_kv_layers = case.groups, layers, 0
     if prefill:
         import requests
 
@@ -118,7 +126,11 @@ def manager(
                 time.sleep(0.1)
     chosen = get_kv_class(TransferBackend[backend], KVClassType.MANAGER)
     mode = DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE
-    return chosen(args, mode, server_args, not case.heads), kv, aux, states
+    more = {}
+    if backend == "ASCEND" and prefill:  # as SGLang's prefill server asks of its pool
+        held = range(len(kv) if case.groups > 1 else 0)
+        more["dcp_remote_decode_layout"] = [case.groups == 3 and 3 * number >= 2 * len(kv) for number in held]
+    return chosen(args, mode, server_args, not case.heads, **more), kv, aux, states
 
 
 def wait(thing: Any, states: tuple[int, ...], seconds: float = SECONDS) -> int:
@@ -203,7 +215,7 @@ def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     source_aux = pools.filled([64], SEED + 1)[0]
     source_states = peer.states if peer else [pools.filled(case.window, SEED + 2)]
     everything = [*kv, *aux, *(array for buffers in states for array in buffers)]
-    one_list = options.one_list or case.heads > 0
+    one_list = options.one_list or case.heads > 0 or case.groups == 3
     results: list[Any] = []
     for room in range(options.first, options.first + ROOMS):
         for array in everything:
@@ -342,7 +354,7 @@ def run(name: str, arguments: list[str], off: list[str], restart: bool) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("--backend", choices=["MOONCAKE", "NIXL"], default="MOONCAKE")
+    parser.add_argument("--backend", choices=["MOONCAKE", "NIXL", "ASCEND"], default="MOONCAKE")
     parser.add_argument("--off", action="append", default=[], choices=["prefill", "decode"])
     parser.add_argument("--bad", type=int, default=-1, help="a room that names a host page that does not exist")
     parser.add_argument("--malformed", action="store_true", help="the decode side first sends malformed messages")

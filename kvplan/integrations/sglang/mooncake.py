@@ -28,7 +28,7 @@ SERVED = (
     "_send_mamba_state_slice",
 )  # fmt: skip
 
-_REFUSALS = (PlanError, PairingError, LayoutError, NotToldError)
+REFUSALS = (PlanError, PairingError, LayoutError, NotToldError)
 
 
 class PlannedMooncakeManager(GuardedManager, Pairings):
@@ -38,10 +38,12 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
     engine returns keeps SGLang's meaning. Bytes, calls and threads are otherwise as SGLang has them.
     """
 
+    _sglang: type = MooncakeKVManager  # the class that this one takes the place of
+
     def __init__(self, args: Any, disaggregation_mode: Any, *rest: Any, **more: Any) -> None:
         self.set_up()  # before SGLang starts its threads
         super().__init__(args, disaggregation_mode, *rest, **more)
-        logger.warning("kvplan plans for %s (%s): %s", MooncakeKVManager.__qualname__, disaggregation_mode.value,
+        logger.warning("kvplan plans for %s (%s): %s", self._sglang.__qualname__, disaggregation_mode.value,
                        ", ".join(SERVED))  # fmt: skip
 
     def send_kvcache(
@@ -75,7 +77,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
                 lists = {space: {HOST: dst_kv_indices, DEVICE: dst_device_kv_indices}[space]
                          for space in pairing.space_names}  # fmt: skip
             batches = self._plan(pairing, prefill_kv_indices, lists)
-        except (*_REFUSALS, RuntimeError) as error:
+        except (*REFUSALS, RuntimeError) as error:
             return self._refuse(error)
         self.notes.plan("send_kvcache")
         return self._send(mooncake_session_id, batches, executor)
@@ -104,7 +106,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
             key = ("heads", dst_tp_rank, dst_attn_tp_size, dst_kv_item_len)
             pairing = self.peers.pairing(mooncake_session_id, key, dst_kv_ptrs, make)
             plan = pairing.plan(prefill_kv_indices, {DEVICE: dst_kv_indices})
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return self._refuse(error)
         self.notes.plan("send_kvcache_slice")
         return self._hand_over(mooncake_session_id, plan.table.numpy())
@@ -170,7 +172,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
                 dst_start=decode_prefix_len,
                 num_tokens=num_kv_tokens,
             )
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return self._refuse(error)
         self.notes.plan("send_kvcache_dcp")
         return self._send(mooncake_session_id, [plan], executor)
@@ -215,7 +217,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
         try:
             pairing = self.peers.pairing(mooncake_session_id, ("state", kind, id(src_data_ptrs)), dst_data_ptrs, make)
             batches = self._plan(pairing, prefill_data_indices, {DEVICE: dst_data_indices})
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return self._refuse(error)
         self.notes.plan("_send_kvcache_generic")
         return self._send(mooncake_session_id, batches, executor)
@@ -252,7 +254,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
             key = ("state heads", id(src_state_data_ptrs), dst_tp_rank, dst_attn_tp_size)
             pairing = self.peers.pairing(session, key, dst_state_data_ptrs, make)
             plan = pairing.plan(list(prefill_swa_page_indices), {DEVICE: list(dst_swa_page_indices)})
-        except _REFUSALS as error:
+        except REFUSALS as error:
             return self._refuse(error)
         self.notes.plan("_send_swa_state_slice")
         return self._hand_over(session, plan.table.numpy())
@@ -314,7 +316,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
                 if pairing.space_names
                 else None
             )
-        except (*_REFUSALS, ValueError) as error:
+        except (*REFUSALS, ValueError) as error:
             return self._refuse(error)
         self.notes.plan("_send_mamba_state_slice")
         return 0 if plan is None else self._hand_over(session, plan.table.numpy())
@@ -371,7 +373,7 @@ class PlannedMooncakeManager(GuardedManager, Pairings):
 
     def _hand_over(self, session: str, table: np.ndarray) -> int:
         if self.handed is None:
-            self.handed = handover.Engine(self.engine)
+            self.handed = handover.Engine(self.engine, self._sglang is MooncakeKVManager)
         code = self.handed.send(session, table)
         if code != 0:
             self.peers.forget(session)

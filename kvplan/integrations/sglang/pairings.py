@@ -26,12 +26,17 @@ class Pairings:
         """Whether KV is stored as one entry a layer."""
         raise NotImplementedError
 
+    def _pool(self) -> dict[str, Any]:
+        """Fields of `names.Model` that this back end's pools have beside those of all."""
+        return {}
+
     def _model(self, flat: bool) -> Model:
         args = self.kv_args
         ratios = getattr(args, "mla_compression_ratios", None)
         return Model(
             len(args.kv_data_ptrs), args.num_draft_entries, tuple(args.kv_layer_ids), tuple(ratios) if ratios else None,
             args.prefill_start_layer, args.prefill_end_layer, self.pp_size or 1, flat,
+            **self._pool(),
         )  # fmt: skip
 
     def _heads(self, dst_tp: int, dst_rank: int) -> tuple[Any, Any]:
