@@ -1,4 +1,4 @@
-"""SGLang's Mooncake and Ascend managers with and without kvplan, made without threads or engine, for calls made by hand."""
+"""SGLang's Mooncake and Ascend managers, with and without kvplan, without threads or engine: for calls by hand."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ CASES = {
     "dcp_rank_0": _dcp(0),
     "dcp_rank_1": _dcp(1),
 }
-#: Of Ascend's pools alone: DeepSeek-V4 as C4 KV, index keys and their scales; latent attention with index keys.
+#: Of Ascend's pools alone: DeepSeek-V4 as C4 KV, index keys and their scales; latent attention with index keys, which
+#: is SGLang's own pool (sglang_pools.LatentNpu).
 ASCEND_CASES = {
     "npu_v4": Case([37440] * C4 + [8192] * C4 + [256] * C4, [37440] * C4 + [8192] * C4 + [256] * C4, C4, ratios=RATIOS,
                    window=WINDOW),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import test_equal
 import test_rooms
-from by_hand import ASCEND, EXECUTOR, PAGES, Recorder, bases, ids, kv_args, manager, merged
+from by_hand import ASCEND, EXECUTOR, MOONCAKE, PAGES, Recorder, bases, ids, kv_args, manager, merged
 from sglang.srt.disaggregation import decode
 from sglang.srt.disaggregation.ascend import conn
 from sglang.srt.disaggregation.ascend.conn import AscendKVManager, AscendKVSender, AscendStateType
@@ -34,7 +34,7 @@ from kvplan.integrations.sglang.seam import choose
 
 @pytest.fixture(autouse=True)
 def last_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SGLang's AscendKVManager asks whether this is the last pipeline stage. A stage drawn here is, if it has drafts."""
+    """SGLang's AscendKVManager asks whether this is the last pipeline stage. Here every stage with a draft is."""
     monkeypatch.setattr(conn, "get_parallel", lambda: SimpleNamespace(pp_group=SimpleNamespace(is_last_rank=True)))
 
 
@@ -193,6 +193,24 @@ def test_two_lists_of_page_ids_are_served_as_over_mooncake() -> None:
         assert call(mooncake) == call(ours) == 0
         assert merged(mooncake.engine.calls) == merged(ours.engine.calls), seed
         ours.peers.register("peer", None)
+
+
+def test_stages_of_grouped_pools_over_mooncake() -> None:
+    """There SGLang reckons as if each layer had one entry, and sends to wrong places; kvplan sends as over Ascend."""
+    wrong = 0
+    for seed in range(200):
+        args, fields, pointers, _ = grouped(random.Random(seed))
+        src, dst = ids(random.Random(seed), 5), ids(random.Random(seed + 1), 5)
+        theirs, mooncake, ours = (
+            manager(planned, args, classes, **fields)
+            for planned, classes in ((False, ASCEND), (False, MOONCAKE), (True, MOONCAKE))
+        )
+        assert theirs.send_kvcache("peer", src, pointers, dst, EXECUTOR) == 0
+        assert ours.send_kvcache("peer", src, pointers, dst, EXECUTOR) == 0
+        assert merged(theirs.engine.calls) == merged(ours.engine.calls), seed
+        mooncake.send_kvcache("peer", src, pointers, dst, EXECUTOR)
+        wrong += merged(theirs.engine.calls) != merged(mooncake.engine.calls)
+    assert wrong > 20
 
 
 # --- refusals

@@ -31,11 +31,12 @@ def serving(planned: bool = True, classes: tuple[type, type] = MOONCAKE, **field
     failed: dict[int, str] = {}
     concluded: list[tuple[int, int]] = []
     made = manager(
-        planned, args, classes, decode_kv_args_table={"peer:1": peer}, session_lock=threading.Lock(), state_layout_rejections={},
+        planned, args, classes, decode_kv_args_table={"peer:1": peer}, session_lock=threading.Lock(),
         request_status=dict.fromkeys(range(4), KVPoll.WaitingForInput), failed_sessions=set(),
-        session_failures={"peer:1": 0}, failed_session_probes={}, enable_trace=False, enable_staging=False,
-        _staging_outstanding=dict.fromkeys(range(4), 0), req_to_decode_prefix_len={}, _dcp_pack_buffers=None,
-        bootstrap_port=1, attn_cp_size=1, enable_all_cp_ranks_for_transfer=False,
+        state_layout_rejections={}, session_failures={"peer:1": 0}, failed_session_probes={},
+        enable_trace=False, enable_staging=False, _staging_outstanding=dict.fromkeys(range(4), 0),
+        req_to_decode_prefix_len={}, _dcp_pack_buffers=None, bootstrap_port=1, attn_cp_size=1,
+        enable_all_cp_ranks_for_transfer=False,
     )  # fmt: skip
 
     def conclude(*, bootstrap_room: int, status: int, targets: Any = None, failure_reason: str | None = None) -> None:

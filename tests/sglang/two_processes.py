@@ -2,8 +2,8 @@
 
 No model and no GPU: the pools are NumPy arrays (pools.py), and every byte of the decode side is compared.
 
-    python tests/sglang/two_processes.py v4 [--backend NIXL | ASCEND] [--off prefill] [--off decode] [--bad ROOM] [--malformed]
-        [--restart] [--by-layer]
+    python tests/sglang/two_processes.py v4 [--backend NIXL | ASCEND] [--off prefill] [--off decode] [--bad ROOM]
+        [--malformed] [--restart] [--by-layer]
 
 Prints one JSON object: what each side ended with. --off: that side runs without the plugin. The back end is Mooncake,
 NIXL over UCX (nixl_stand_in.py), or Ascend's with a stand-in of its engine (memfabric_stand_in.py).
@@ -82,7 +82,12 @@ def manager(
     if case.own:
         OWN.append(sglang_pools.Prefill() if prefill else sglang_pools.Decode())
         kv, states = OWN[0].views, OWN[0].states
-        assert [view.shape[1] for view in kv] == kv_pages
+    if case.groups > 1:
+        OWN.append(sglang_pools.LatentNpu(pools.POOL, case.page_size, len(kv) // case.groups))
+        for view, known in zip(OWN[0].views, kv, strict=True):
+            view[:] = known
+        kv = OWN[0].views
+    assert [view.shape for view in kv] == [(len(view), each) for view, each in zip(kv, kv_pages, strict=True)]
 
     def columns(buffers: list[Any]) -> tuple[list[int], list[int], list[int]]:
         return [b.ctypes.data for b in buffers], [b.nbytes for b in buffers], [b.shape[1] for b in buffers]
@@ -97,7 +102,14 @@ def manager(
     args.kv_layer_ids = []
     if backend == "NIXL":
         args.kv_data_mem_kinds = ["DRAM" if not prefill and number < case.host else "VRAM" for number in range(len(kv))]
-    if case.own:
+    layers = len(case.prefill) - case.draft[0]
+    layers = len(case.ratios) if case.ratios else layers // (2 if case.heads else case.groups)
+    if case.groups > 1:
+        from sglang.srt.disaggregation.utils import setup_state_kv_args
+
+        setup_state_kv_args(args, OWN[0].pool, None, layers)
+        assert args.kv_buf_groups == case.groups and not args.state_types
+    elif case.own:
         OWN[0].describe_states(args)
         assert args.mla_compression_ratios == case.ratios and len(args.state_types) == len(states) == 2
     else:
@@ -108,12 +120,8 @@ def manager(
         args.state_conv_shard_groups = [[] for _ in states]
     args.kv_head_num, args.total_kv_head_num = max(1, case.heads // tp_size), max(1, case.heads)
     args.page_size = case.page_size
-    layers = len(case.prefill) - case.draft[0]
-    layers = len(case.ratios) if case.ratios else layers // (2 if case.heads else case.groups)
     args.prefill_start_layer, args.prefill_end_layer = 0, layers
     args.mla_compression_ratios, args.num_draft_entries = case.ratios, case.draft[0 if prefill else 1]
-    if case.groups > 1:
-        args.kv_buf_groups, args.hidden_kv_layers, args.draft_kv_layers = case.groups, layers, 0
     if prefill:
         import requests
 
@@ -128,8 +136,7 @@ def manager(
     mode = DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE
     more = {}
     if backend == "ASCEND" and prefill:  # as SGLang's prefill server asks of its pool
-        held = range(len(kv) if case.groups > 1 else 0)
-        more["dcp_remote_decode_layout"] = [case.groups == 3 and 3 * number >= 2 * len(kv) for number in held]
+        more["dcp_remote_decode_layout"] = OWN[0].pool.get_dcp_remote_decode_layout() if case.groups > 1 else []
     return chosen(args, mode, server_args, not case.heads, **more), kv, aux, states
 
 

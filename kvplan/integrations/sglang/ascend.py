@@ -33,11 +33,8 @@ class PlannedAscendManager(PlannedMooncakeManager, AscendKVManager):
         gate.open_for(disaggregation_mode, TransferBackend.ASCEND, PlannedAscendManager)
 
     def _pool(self) -> dict[str, Any]:
-        args = self.kv_args
-        return {
-            "groups": getattr(args, "kv_buf_groups", 1), "layers": getattr(args, "hidden_kv_layers", None), "npu": True,
-            "state_apart": AscendStateType.DSV4_C4_STATE in (getattr(args, "state_types", None) or ()),
-        }  # fmt: skip
+        apart = AscendStateType.DSV4_C4_STATE in (getattr(self.kv_args, "state_types", None) or ())
+        return super()._pool() | {"npu": True, "state_apart": apart}
 
     def send_kvcache_dcp(
         self,

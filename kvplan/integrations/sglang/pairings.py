@@ -27,8 +27,9 @@ class Pairings:
         raise NotImplementedError
 
     def _pool(self) -> dict[str, Any]:
-        """Fields of `names.Model` that this back end's pools have beside those of all."""
-        return {}
+        """Fields of `names.Model` that pools for NPUs set."""
+        args = self.kv_args
+        return {"groups": getattr(args, "kv_buf_groups", 1), "layers": getattr(args, "hidden_kv_layers", None)}
 
     def _model(self, flat: bool) -> Model:
         args = self.kv_args
