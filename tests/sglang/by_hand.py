@@ -1,4 +1,4 @@
-"""SGLang's Mooncake manager with and without kvplan, made without threads or engine, for calls made by hand."""
+"""SGLang's Mooncake and Ascend managers, with and without kvplan, without threads or engine: for calls by hand."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from sglang.srt.disaggregation.ascend.conn import AscendKVManager
 from sglang.srt.disaggregation.mooncake import conn
 
+from kvplan.integrations.sglang.ascend import PlannedAscendManager
 from kvplan.integrations.sglang.mooncake import PlannedMooncakeManager
 
 EXECUTOR = ThreadPoolExecutor(2)
@@ -44,10 +46,14 @@ def kv_args(**fields: Any) -> SimpleNamespace:
     return made
 
 
-def manager(planned: bool, args: SimpleNamespace, **fields: Any) -> Any:
-    """A manager that holds what planning reads."""
+MOONCAKE = (conn.MooncakeKVManager, PlannedMooncakeManager)
+ASCEND = (AscendKVManager, PlannedAscendManager)
+
+
+def manager(planned: bool, args: SimpleNamespace, classes: tuple[type, type] = MOONCAKE, **fields: Any) -> Any:
+    """A manager that holds what planning reads. `classes`: SGLang's, and kvplan's in its place."""
     conn.get_memory = lambda: SimpleNamespace(enable_unified_memory=False)
-    made: Any = object.__new__(PlannedMooncakeManager if planned else conn.MooncakeKVManager)
+    made: Any = object.__new__(classes[planned])
     if planned:
         made.set_up()
     defaults = {

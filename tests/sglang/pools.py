@@ -36,6 +36,8 @@ class Case:
         heads: KV heads of a row, in which K and V entries lie one half after the other; 0 for latent attention.
         ranks: decode processes, each with its share of the heads.
         own: whether pools, state and decode page ids are SGLang's own (sglang_pools.py), and no arrays of this file.
+        groups: SGLang's `kv_buf_groups`, of Ascend's pools of latent attention. With 3, DCP shares out whole pages, and
+            decode holds all pages of the last third of its buffers.
     """
 
     prefill: list[int]
@@ -53,6 +55,7 @@ class Case:
     heads: int = 0
     ranks: int = 1
     own: bool = False
+    groups: int = 1
 
     @property
     def decode_page_size(self) -> int:
@@ -78,6 +81,13 @@ def _paged(page: int, other: int, heads: int = 0) -> Case:
                 480 - 5, heads=heads, ranks=ranks)  # fmt: skip
 
 
+def _dcp_pages(rank: int) -> Case:
+    latent, rope, index, page = 1024, 128, 256, 16
+    mine = [latent * page] * 2 + [rope * page] * 2 + [index * page] * 2
+    theirs = [latent * page] * 2 + [rope * page] * 2 + [index * page * 2] * 2
+    return Case(mine, theirs, 6, page_size=page, pages=30, chunk=10, tokens=30 * page - 5, dcp=(2, rank), groups=3)
+
+
 _V4 = Case(V4_PAGES, V4_PAGES, C4, ratios=RATIOS, window=WINDOW)
 CASES = {
     "v4": _V4,
@@ -100,6 +110,14 @@ CASES = {
     "dcp_rank_0": _dcp(0),
     "dcp_rank_1": _dcp(1),
 }
+#: Of Ascend's pools alone: DeepSeek-V4 as C4 KV, index keys and their scales; latent attention with index keys, which
+#: is SGLang's own pool (sglang_pools.LatentNpu).
+ASCEND_CASES = {
+    "npu_v4": Case([37440] * C4 + [8192] * C4 + [256] * C4, [37440] * C4 + [8192] * C4 + [256] * C4, C4, ratios=RATIOS,
+                   window=WINDOW),
+    "npu_dcp_pages_rank_0": _dcp_pages(0),
+    "npu_dcp_pages_rank_1": _dcp_pages(1),
+}  # fmt: skip
 
 
 def ids(what: str, room: int, count: int) -> np.ndarray:
@@ -140,7 +158,8 @@ def first_wrong(
             position, stored = np.arange(case.tokens), case.decode_page_size
             want.reshape(POOL * stored, -1)[dst[position // stored] * stored + position % stored] = rows
         elif draft < 0:
-            _place(case, want, dst, source[number], src, case.dcp)
+            share = (1, 0) if case.groups == 3 and 3 * number >= 2 * len(pool) else case.dcp
+            _place(case, want, dst, source[number], src, share)
         elif draft < case.draft[0]:
             _place(case, want, dst, source[sent + draft], src, (1, 0))
         if not np.array_equal(want, buffer):
@@ -151,13 +170,17 @@ def first_wrong(
 
 def _place(case: Case, want: np.ndarray, dst: np.ndarray, held: np.ndarray, src: np.ndarray, share: tuple[int, int]
            ) -> None:  # fmt: skip
-    """Copy what one decode buffer must get, row by row where rows are shared out, else page by page."""
+    """Copy what one decode buffer must get: rows where rows are shared out, else pages, the last one whole."""
     size, rank = share
     if case.dcp[0] == 1 and case.decode_page_size == case.page_size:
         want[dst] = held[src]
         return
     position = np.arange(rank, case.tokens, size)
+    if case.groups == 3:
+        every = np.arange(case.pages * case.page_size)
+        position = every[every // case.page_size % size == rank]
     rows = held.reshape(POOL * case.page_size, -1)[src[position // case.page_size] * case.page_size
                                                     + position % case.page_size]  # fmt: skip
-    local, stored = position // size, want.shape[1] // rows.shape[1]  # rows that a decode page stores
+    stored = want.shape[1] // rows.shape[1]  # rows that a decode page stores
+    local = np.arange(len(position))
     want.reshape(POOL * stored, -1)[dst[local // stored] * stored + local % stored] = rows

@@ -1,4 +1,5 @@
-"""SGLang's own DeepSeek-V4 pools, and HiSparse's allocators through its own preallocation queue, for two processes.
+"""SGLang's own pools for two processes: Ascend's of latent attention with index keys; DeepSeek-V4's, with HiSparse's
+allocators through its own preallocation queue.
 
 One call is left out, since it needs CUDA: `_cuda_host_register` (mem_cache/pool_host/common.py:147,
 `cudart = torch.cuda.cudart()`), which locks host pages in memory for a GPU. With it HiSparseCoordinator cannot be made
@@ -50,6 +51,27 @@ def _fill(views: list[np.ndarray], seed: int) -> None:
     rng = np.random.default_rng(seed)
     for view in views:
         view[:] = rng.integers(1, 255, view.shape, dtype=np.uint8)
+
+
+class LatentNpu:
+    """Ascend's pool of latent attention with index keys, of one process: SGLang's own, on a CPU.
+
+    Attributes:
+        pool: SGLang's.
+        views: K of all layers, then rope keys, then index keys; of these a decode rank of DCP holds all pages.
+    """
+
+    def __init__(self, items: int, page_size: int, layers: int) -> None:
+        from sglang.srt.hardware_backend.npu.memory_pool_npu import NPUMLATokenToKVPool
+        from sglang.srt.runtime_context import get_parallel
+
+        slots = (items - 1) * page_size
+        self.pool = NPUMLATokenToKVPool(
+            size=slots, index_size=slots * get_parallel().attn_dcp_size, page_size=page_size, dtype=torch.bfloat16,
+            kv_lora_rank=512, qk_rope_head_dim=64, index_head_dim=128, layer_num=layers, device="cpu",
+            enable_memory_saver=False,
+        )  # fmt: skip
+        self.views = _views(self.pool.get_contiguous_buf_infos())
 
 
 class Pools:

@@ -105,25 +105,28 @@ def heads(rng: random.Random) -> Drawn:
 
 
 def context_parallel(rng: random.Random) -> Drawn:
-    """send_kvcache_dcp: chunks at any place, shared prefixes, draft entries whose heads may differ."""
+    """send_kvcache_dcp: chunks at any place, shared prefixes, draft entries whose heads may differ, stages."""
     page, size = rng.choice([2, 4, 16]), rng.choice([2, 4])
     rank, layers, draft = rng.randrange(size), rng.randrange(1, 4), rng.choice([0, 1, 2])
     row, draft_row = 96, 64
     hybrid = rng.random() < 0.5
     scale = rng.choice([1, 1, 2]) if hybrid and draft else 1  # decode's draft rows are as wide, or half
     virtual = page * size
+    start = rng.choice([0, 0, 1, 3])
+    whole = start + layers + (rng.randrange(3) if start and not draft else 0)
     mine = [row * page] * layers + [draft_row * page] * draft
-    theirs = [row * page] * layers + [draft_row // scale * virtual] * draft
+    theirs = [row * page] * whole + [draft_row // scale * virtual] * draft
     tokens_before = rng.randrange(0, 3) * page
     tokens = rng.randrange(1, 6 * page)
     prefix = rng.randrange(0, 3) * virtual
     src = ids(rng, -(-tokens // page))
     dst = ids(rng, -(-(tokens_before + tokens) // virtual) + rng.randrange(2))
     args = kv_args(kv_data_ptrs=bases(rng, mine, SRC), kv_item_lens=mine, page_size=page, num_draft_entries=draft,
-                   prefill_end_layer=layers)  # fmt: skip
+                   prefill_start_layer=start, prefill_end_layer=start + layers, hidden_kv_layers=whole,
+                   draft_kv_layers=draft)  # fmt: skip
     pointers = bases(rng, theirs, DST)
     said = scale > 1 or rng.random() < 0.5
-    fields = {"is_mla_backend": not hybrid, "is_hybrid_mla_backend": hybrid,
+    fields = {"is_mla_backend": not hybrid, "is_hybrid_mla_backend": hybrid, "pp_size": 2 if start else 1,
               "enable_custom_mem_pool": rng.random() < 0.25}  # fmt: skip
     return args, fields, lambda made: made.send_kvcache_dcp(
         "peer", src, pointers, dst, dcp_token_item_lens=[each // page for each in mine], dst_dcp_size=size,

@@ -47,8 +47,8 @@ def test_nixl_with_kvplan_passes_the_gate_and_no_other(backend: Any, manager: An
             asked(self)
             return rids, get_kv_class(self.transfer_backend, KVClassType.RECEIVER)
 
-    gate.open_gate(Queue, Manager)
-    gate.open_gate(Queue, Manager)
+    gate.open_gate(Queue, TransferBackend.NIXL, Manager)
+    gate.open_gate(Queue, TransferBackend.NIXL, Manager)
     queue = Queue()
     if passes:
         assert queue.pop_preallocated(["a"]) == (["a"], get_kv_class(backend, KVClassType.RECEIVER))

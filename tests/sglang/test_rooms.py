@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from by_hand import EXECUTOR, kv_args, manager
+from by_hand import EXECUTOR, MOONCAKE, kv_args, manager
 from sglang.srt.disaggregation.base.conn import KVPoll, StateType
 from sglang.srt.disaggregation.common.utils import FastQueue, TransferKVChunk
 
@@ -17,7 +17,8 @@ from kvplan.integrations.sglang import handover, seam
 SRC, DST, PAGE = 1 << 40, 1 << 44, np.array([1], np.int32)
 
 
-def serving(planned: bool = True, **fields: Any) -> tuple[Any, dict[int, str], list[tuple[int, int]]]:
+def serving(planned: bool = True, classes: tuple[type, type] = MOONCAKE, **fields: Any
+            ) -> tuple[Any, dict[int, str], list[tuple[int, int]]]:  # fmt: skip
     """A manager with rooms 0 to 3: it, why rooms failed, and the rooms whose auxiliary data was sent."""
     args = kv_args(kv_data_ptrs=[SRC], kv_item_lens=[64], prefill_end_layer=1, aux_data_ptrs=[SRC - 4096],
                    aux_item_lens=[8], **fields)  # fmt: skip
@@ -30,11 +31,12 @@ def serving(planned: bool = True, **fields: Any) -> tuple[Any, dict[int, str], l
     failed: dict[int, str] = {}
     concluded: list[tuple[int, int]] = []
     made = manager(
-        planned, args, decode_kv_args_table={"peer:1": peer}, session_lock=threading.Lock(), state_layout_rejections={},
+        planned, args, classes, decode_kv_args_table={"peer:1": peer}, session_lock=threading.Lock(),
         request_status=dict.fromkeys(range(4), KVPoll.WaitingForInput), failed_sessions=set(),
-        session_failures={"peer:1": 0}, failed_session_probes={}, enable_trace=False, enable_staging=False,
-        _staging_outstanding=dict.fromkeys(range(4), 0), req_to_decode_prefix_len={}, _dcp_pack_buffers=None,
-        bootstrap_port=1, attn_cp_size=1, enable_all_cp_ranks_for_transfer=False,
+        state_layout_rejections={}, session_failures={"peer:1": 0}, failed_session_probes={},
+        enable_trace=False, enable_staging=False, _staging_outstanding=dict.fromkeys(range(4), 0),
+        req_to_decode_prefix_len={}, _dcp_pack_buffers=None, bootstrap_port=1, attn_cp_size=1,
+        enable_all_cp_ranks_for_transfer=False,
     )  # fmt: skip
 
     def conclude(*, bootstrap_room: int, status: int, targets: Any = None, failure_reason: str | None = None) -> None:

@@ -2,11 +2,11 @@
 
 No model and no GPU: the pools are NumPy arrays (pools.py), and every byte of the decode side is compared.
 
-    python tests/sglang/two_processes.py v4 [--backend NIXL] [--off prefill] [--off decode] [--bad ROOM] [--malformed]
-        [--restart] [--by-layer]
+    python tests/sglang/two_processes.py v4 [--backend NIXL | ASCEND] [--off prefill] [--off decode] [--bad ROOM]
+        [--malformed] [--restart] [--by-layer]
 
 Prints one JSON object: what each side ended with. --off: that side runs without the plugin. The back end is Mooncake,
-or NIXL over UCX (nixl_stand_in.py).
+NIXL over UCX (nixl_stand_in.py), or Ascend's with a stand-in of its engine (memfabric_stand_in.py).
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from typing import Any
 
 import pools
 import sglang_pools
-from pools import CASES, ids
+from pools import ids
 
 warnings.filterwarnings("ignore")
+CASES = pools.CASES | pools.ASCEND_CASES
 ROOMS = 4
 SEED = 7
 OWN: list[Any] = []  # SGLang's own pools, kept as long as peers may write
@@ -47,6 +48,10 @@ def manager(
         import nixl_stand_in
 
         nixl_stand_in.install()
+    if backend == "ASCEND":
+        import memfabric_stand_in
+
+        memfabric_stand_in.install()
     from sglang.srt.runtime_context import get_context, get_parallel
 
     server_args = get_context().override_server_args(
@@ -77,7 +82,12 @@ def manager(
     if case.own:
         OWN.append(sglang_pools.Prefill() if prefill else sglang_pools.Decode())
         kv, states = OWN[0].views, OWN[0].states
-        assert [view.shape[1] for view in kv] == kv_pages
+    if case.groups > 1:
+        OWN.append(sglang_pools.LatentNpu(pools.POOL, case.page_size, len(kv) // case.groups))
+        for view, known in zip(OWN[0].views, kv, strict=True):
+            view[:] = known
+        kv = OWN[0].views
+    assert [view.shape for view in kv] == [(len(view), each) for view, each in zip(kv, kv_pages, strict=True)]
 
     def columns(buffers: list[Any]) -> tuple[list[int], list[int], list[int]]:
         return [b.ctypes.data for b in buffers], [b.nbytes for b in buffers], [b.shape[1] for b in buffers]
@@ -92,7 +102,14 @@ def manager(
     args.kv_layer_ids = []
     if backend == "NIXL":
         args.kv_data_mem_kinds = ["DRAM" if not prefill and number < case.host else "VRAM" for number in range(len(kv))]
-    if case.own:
+    layers = len(case.prefill) - case.draft[0]
+    layers = len(case.ratios) if case.ratios else layers // (2 if case.heads else case.groups)
+    if case.groups > 1:
+        from sglang.srt.disaggregation.utils import setup_state_kv_args
+
+        setup_state_kv_args(args, OWN[0].pool, None, layers)
+        assert args.kv_buf_groups == case.groups and not args.state_types
+    elif case.own:
         OWN[0].describe_states(args)
         assert args.mla_compression_ratios == case.ratios and len(args.state_types) == len(states) == 2
     else:
@@ -103,7 +120,6 @@ def manager(
         args.state_conv_shard_groups = [[] for _ in states]
     args.kv_head_num, args.total_kv_head_num = max(1, case.heads // tp_size), max(1, case.heads)
     args.page_size = case.page_size if prefill else case.decode_page_size
-    layers = len(case.ratios) if case.ratios else (len(case.prefill) - case.draft[0]) // (2 if case.heads else 1)
     args.prefill_start_layer, args.prefill_end_layer = 0, layers
     args.mla_compression_ratios, args.num_draft_entries = case.ratios, case.draft[0 if prefill else 1]
     if prefill:
@@ -118,7 +134,10 @@ def manager(
                 time.sleep(0.1)
     chosen = get_kv_class(TransferBackend[backend], KVClassType.MANAGER)
     mode = DisaggregationMode.PREFILL if prefill else DisaggregationMode.DECODE
-    return chosen(args, mode, server_args, not case.heads), kv, aux, states
+    more = {}
+    if backend == "ASCEND" and prefill:  # as SGLang's prefill server asks of its pool
+        more["dcp_remote_decode_layout"] = OWN[0].pool.get_dcp_remote_decode_layout() if case.groups > 1 else []
+    return chosen(args, mode, server_args, not case.heads, **more), kv, aux, states
 
 
 def wait(thing: Any, states: tuple[int, ...], seconds: float = SECONDS) -> int:
@@ -203,7 +222,7 @@ def decode(case: pools.Case, port: int, options: argparse.Namespace) -> None:
     source_aux = pools.filled([64], SEED + 1)[0]
     source_states = peer.states if peer else [pools.filled(case.window, SEED + 2)]
     everything = [*kv, *aux, *(array for buffers in states for array in buffers)]
-    one_list = options.one_list or case.heads > 0 or case.other_page_size is not None
+    one_list = options.one_list or case.heads > 0 or case.groups == 3 or case.other_page_size is not None
     results: list[Any] = []
     for room in range(options.first, options.first + ROOMS):
         for array in everything:
@@ -342,7 +361,7 @@ def run(name: str, arguments: list[str], off: list[str], restart: bool) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("--backend", choices=["MOONCAKE", "NIXL"], default="MOONCAKE")
+    parser.add_argument("--backend", choices=["MOONCAKE", "NIXL", "ASCEND"], default="MOONCAKE")
     parser.add_argument("--off", action="append", default=[], choices=["prefill", "decode"])
     parser.add_argument("--bad", type=int, default=-1, help="a room that names a host page that does not exist")
     parser.add_argument("--malformed", action="store_true", help="the decode side first sends malformed messages")

@@ -103,8 +103,10 @@ class GuardedManager(PageSizes, MooncakeKVManager):
         if self.pp_size > 1 or len(message) != frames.REGISTRATION or not args.kv_data_ptrs:
             return message
         try:
-            keys = names.of_decode(len(args.kv_data_ptrs), args.num_draft_entries, args.kv_layer_ids,
-                                   getattr(args, "mla_compression_ratios", None), self._flat())  # fmt: skip
+            keys = names.of_decode(
+                len(args.kv_data_ptrs), args.num_draft_entries, args.kv_layer_ids,
+                getattr(args, "mla_compression_ratios", None), self._flat(), **self._pool(),
+            )  # fmt: skip
             own = Buffers.own(keys, args.kv_data_ptrs, args.kv_item_lens, args.kv_data_lens)
             return [*message, frames.layout_frame(own.layout(1, rows=1))]
         except (NotToldError, LayoutError) as error:

@@ -1,4 +1,4 @@
-"""Plans handed to Mooncake through SGLang's engine: as arrays, else as views of the table, else as lists in pieces."""
+"""Plans handed to SGLang's engine: as arrays, else as views of the table, else as lists in pieces."""
 
 from __future__ import annotations
 
@@ -24,15 +24,19 @@ class Engine:
 
     Mooncake 0.3.14 and newer take arrays. Older ones take any sequence: a view of the table gives them its numbers one
     by one, sooner than lists are made and read. An engine that is not Mooncake's own gets lists.
+
+    Args:
+        engine: SGLang's engine.
+        mooncake: whether Mooncake is behind it. SGLang's Ascend engine is of the same class, with memfabric behind it.
     """
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, mooncake: bool = True) -> None:
         self._engine = engine
-        mooncake = getattr(engine, "engine", None)
-        self._arrays = getattr(mooncake, "batch_transfer_sync_write_arrays", None)
-        self._views = getattr(mooncake, "batch_transfer_sync_write", None)
+        behind = getattr(engine, "engine", None) if mooncake else None
+        self._arrays = getattr(behind, "batch_transfer_sync_write_arrays", None)
+        self._views = getattr(behind, "batch_transfer_sync_write", None)
         tcp = os.environ.get("MC_FORCE_TCP") == "1" or os.environ.get("MOONCAKE_PROTOCOL") == "tcp"
-        self._piece, self._list_piece = (_TCP_PIECE, _TCP_PIECE) if tcp else (PIECE, LIST_PIECE)
+        self._piece, self._list_piece = (_TCP_PIECE, _TCP_PIECE) if tcp and mooncake else (PIECE, LIST_PIECE)
 
     def send(self, session: str, table: np.ndarray) -> int:
         """Write what a plan's table says to a peer, piece by piece.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 Key = tuple[str, int]  # name and layer of a region
 
@@ -30,6 +31,11 @@ class Model:
         start, end: the layers [start, end) of this pipeline stage; `end` is None where the pool does not say.
         stages: pipeline stages of this side.
         flat: one entry a layer (latent attention, or one buffer for all); else all K entries, then all V entries.
+        groups: entries of a layer in Ascend's flat pools, where all entries of one kind lie behind one another: latent
+            KV, rope keys and perhaps index keys.
+        layers: layers of the whole model, for these pools; None where the pool does not say.
+        npu: whether DeepSeek-V4's pools are those for Ascend.
+        state_apart: whether the state of C4 layers is a component of its own, and no part of "swa".
     """
 
     count: int
@@ -40,6 +46,10 @@ class Model:
     end: int | None
     stages: int
     flat: bool
+    groups: int = 1
+    layers: int | None = None
+    npu: bool = False
+    state_apart: bool = False
 
 
 def by_layer_ids(layer_ids: Sequence[int]) -> list[Key]:
@@ -52,15 +62,19 @@ def by_layer_ids(layer_ids: Sequence[int]) -> list[Key]:
     return keys
 
 
-def compressed(ratios: Sequence[int], start: int, end: int, count: int) -> list[Key] | None:
-    """DeepSeek-V4's entries of layers [start, end), or None where `count` entries fit neither of its pools.
+def compressed(ratios: Sequence[int], start: int, end: int, count: int, npu: bool = False) -> list[Key] | None:
+    """DeepSeek-V4's entries of layers [start, end), or None where `count` entries fit none of its pools.
 
-    One pool a layer: C4 KV, C4 indexer, C128 KV. With fp8 in two pools, rope entries follow each KV group.
+    One pool a layer: C4 KV, C4 indexer, C128 KV. With fp8 in two pools, rope entries follow each KV group. On Ascend
+    (`npu`): C4 KV, C4 indexer and its scales; C128 KV is a state component there.
     """
     c4 = [layer for layer in range(start, min(end, len(ratios))) if ratios[layer] == 4]
     c128 = [layer for layer in range(start, min(end, len(ratios))) if ratios[layer] == 128]
     kv, indexer, long = ([(name, layer) for layer in layers]
                          for name, layers in (("c4_kv", c4), ("c4_indexer", c4), ("c128_kv", c128)))  # fmt: skip
+    if npu:
+        scales = [("c4_indexer_scale", layer) for layer in c4]
+        return kv + indexer + scales if count == 3 * len(c4) else None
     if count == len(kv) + len(indexer) + len(long):
         return kv + indexer + long
     rope, long_rope = [("c4_rope", layer) for layer in c4], [("c128_rope", layer) for layer in c128]
@@ -80,14 +94,20 @@ def source(model: Model) -> list[Key] | None:
     if model.layer_ids:
         return by_layer_ids(model.layer_ids) if len(model.layer_ids) == model.count else None
     if model.ratios:
-        found = None if model.end is None else compressed(model.ratios, model.start, model.end, targets)
+        found = None if model.end is None else compressed(model.ratios, model.start, model.end, targets, model.npu)
         return None if found is None else found + drafts(model.draft)
-    if model.flat:
+    if model.flat and model.groups == 1:
         return [("kv", model.start + number) for number in range(targets)] + drafts(model.draft)
-    layers = targets // 2
-    if targets % 2 or (model.stages > 1 and model.end is not None and model.end - model.start != layers):
+    layers, rest = divmod(targets, model.groups if model.flat else 2)
+    if rest or (model.stages > 1 and model.end is not None and model.end - model.start != layers):
         return None
-    return halves(layers, model.start) + drafts(model.draft)
+    keys = grouped(layers, model.groups, model.start) if model.flat else halves(layers, model.start)
+    return keys + drafts(model.draft)
+
+
+def grouped(layers: int, groups: int, start: int = 0) -> list[Key]:
+    """All entries of the first kind, then all of the second, ..."""
+    return [(f"kv.{group}", start + number) for group in range(groups) for number in range(layers)]
 
 
 def halves(layers: int, start: int = 0) -> list[Key]:
@@ -117,6 +137,8 @@ def destination(model: Model, count: int, layer_ids: Sequence[int]) -> list[Key]
         )
     if model.ratios:
         return _whole_compressed(model, count)
+    if model.flat and model.groups > 1:
+        return _whole_grouped(model, count)
     if model.flat:
         # Layers in order, then draft entries. Without draft entries here, decode's own are never written.
         return [("kv", number) for number in range(count - model.draft)] + drafts(model.draft)
@@ -132,13 +154,25 @@ def destination(model: Model, count: int, layer_ids: Sequence[int]) -> list[Key]
     return halves(layers, model.start) + drafts(count - 2 * layers)
 
 
+def _whole_grouped(model: Model, count: int) -> list[Key]:
+    """Decode holds the whole model, and perhaps draft entries that the prefill side lacks."""
+    layers = model.layers if model.stages > 1 else (model.count - model.draft) // model.groups
+    whole = None if layers is None else layers * model.groups
+    if layers is None or whole is None or count < whole or (model.draft and count - whole != model.draft):
+        raise NotToldError(
+            f"prefill has {model.count} KV entries, {model.draft} of them of a draft model, and decode {count}; the "
+            f"whole model has {layers} layers of {model.groups}"
+        )
+    return grouped(layers, model.groups) + drafts(count - whole)
+
+
 def _whole_compressed(model: Model, count: int) -> list[Key]:
     """Decode holds the whole model, and perhaps draft entries that the prefill side lacks."""
     ratios = model.ratios or ()
     two_pools = any(name == "c4_rope" or name == "c128_rope" for name, _ in source(model) or ())
     c4, c128 = ratios.count(4), ratios.count(128)
-    whole = 3 * c4 + 2 * c128 if two_pools else 2 * c4 + c128
-    found = compressed(ratios, 0, len(ratios), whole)
+    whole = 3 * c4 if model.npu else 3 * c4 + 2 * c128 if two_pools else 2 * c4 + c128
+    found = compressed(ratios, 0, len(ratios), whole, model.npu)
     if count < whole or found is None or (model.draft and count - whole != model.draft):
         raise NotToldError(
             f"prefill has {model.count} KV entries, {model.draft} of them of a draft model, and decode {count}; the "
@@ -147,14 +181,17 @@ def _whole_compressed(model: Model, count: int) -> list[Key]:
     return found + drafts(count - whole)
 
 
-def of_decode(count: int, draft: int, layer_ids: Sequence[int], ratios: Sequence[int] | None, flat: bool) -> list[Key]:
+def of_decode(count: int, draft: int, layer_ids: Sequence[int], ratios: Sequence[int] | None, flat: bool,
+              **pool: Any) -> list[Key]:  # fmt: skip
     """The names of a decode process's own entries, as it tells them itself. It holds the whole model.
+
+    `pool`: further fields of `Model`.
 
     Raises:
         NotToldError: what is known does not tell.
     """
     model = Model(count, draft, tuple(layer_ids), tuple(ratios) if ratios else None, 0,
-                  len(ratios) if ratios else None, 1, flat)  # fmt: skip
+                  len(ratios) if ratios else None, 1, flat, **pool)  # fmt: skip
     keys = source(model)
     if keys is None:
         raise NotToldError(f"{count} KV entries, {draft} of them of a draft model, fit no pool that is known")
@@ -184,11 +221,11 @@ def of_state(model: Model, kind: str | None, count: int, other: int, ids: Sequen
         same = [("entry", number) for number in range(count)]
         return same, same
     if model.flat and model.ratios and model.end is not None:
-        mine = _compressed_state(model.ratios, kind, model.start, model.end, count)
-        whole = _compressed_state(model.ratios, kind, 0, len(model.ratios), other)
+        mine = _compressed_state(model, kind, model.start, model.end, count)
+        whole = _compressed_state(model, kind, 0, len(model.ratios), other)
         if mine is not None and whole is not None:
             return mine, whole
-    elif model.flat and not model.ratios:
+    elif model.flat and not model.ratios and model.groups == 1:
         return [("kv", model.start + number) for number in range(count)], [("kv", number) for number in range(other)]
     elif not model.flat and model.stages == 1 and count < other and not model.draft:
         # Decode has more at the end, for a draft model that this side lacks.
@@ -198,12 +235,17 @@ def of_state(model: Model, kind: str | None, count: int, other: int, ids: Sequen
     )
 
 
-def _compressed_state(ratios: Sequence[int], kind: str | None, start: int, end: int, count: int) -> list[Key] | None:
+def _compressed_state(model: Model, kind: str | None, start: int, end: int, count: int) -> list[Key] | None:
     """DeepSeek-V4's state entries of layers [start, end): windows, then compressor and indexer state of C4 layers."""
+    ratios = model.ratios or ()
     of = {ratio: [layer for layer in range(start, end) if ratios[layer] == ratio] for ratio in (4, 128)}
     if kind == "c128_state":
         keys = [("c128_state", layer) for layer in of[128]]
-    elif kind == "swa_ring":
+    elif kind == "dsv4_c128":
+        keys = [("c128_kv", layer) for layer in of[128]]
+    elif kind == "dsv4_c4_state":
+        keys = [(name, layer) for name in ("c4_state", "c4_indexer_state") for layer in of[4]]
+    elif kind == "swa_ring" or (kind == "swa" and model.state_apart):
         keys = [("window", layer) for layer in range(start, end)]
     elif kind == "swa":
         windows = count - 2 * len(of[4])  # the last layers may have none

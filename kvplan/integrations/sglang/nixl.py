@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from sglang.srt.disaggregation.nixl.conn import NixlKVManager
-from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.disaggregation.utils import TransferBackend
 
 from kvplan import Interleave, Memory, Pairing, Plan, PlanError, pair
 
@@ -42,9 +41,7 @@ class PlannedNixlManager(GuardedNixlManager, Pairings):
         super().__init__(args, disaggregation_mode, *rest, **more)
         logger.warning("kvplan plans for %s (%s): %s", NixlKVManager.__qualname__, disaggregation_mode.value,
                        ", ".join(SERVED))  # fmt: skip
-        decode = sys.modules.get("sglang.srt.disaggregation.decode")
-        if disaggregation_mode == DisaggregationMode.DECODE and decode is not None:
-            gate.open_gate(decode.DecodePreallocQueue, PlannedNixlManager)
+        gate.open_for(disaggregation_mode, TransferBackend.NIXL, PlannedNixlManager)
 
     # --- pairings
 

@@ -143,8 +143,10 @@ class GuardedNixlManager(NixlKVManager):
         if (self.pp_size or 1) > 1 or len(message) != 1 + nixl_frames.REGISTRATION or not args.kv_data_ptrs:
             return message
         try:
-            keys = names.of_decode(len(args.kv_data_ptrs), args.num_draft_entries, args.kv_layer_ids,
-                                   getattr(args, "mla_compression_ratios", None), self._flat())  # fmt: skip
+            keys = names.of_decode(
+                len(args.kv_data_ptrs), args.num_draft_entries, args.kv_layer_ids,
+                getattr(args, "mla_compression_ratios", None), self._flat(), **self._pool(),
+            )  # fmt: skip
             own = Buffers.own(keys, args.kv_data_ptrs, args.kv_item_lens, args.kv_data_lens)
             layout = own.layout(1, rows=1, memory=memories(args.kv_data_mem_kinds, args.gpu_id))
             return [*message, frames.layout_frame(layout)]

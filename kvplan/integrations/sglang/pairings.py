@@ -26,12 +26,18 @@ class Pairings:
         """Whether KV is stored as one entry a layer."""
         raise NotImplementedError
 
+    def _pool(self) -> dict[str, Any]:
+        """Fields of `names.Model` that pools for NPUs set."""
+        args = self.kv_args
+        return {"groups": getattr(args, "kv_buf_groups", 1), "layers": getattr(args, "hidden_kv_layers", None)}
+
     def _model(self, flat: bool) -> Model:
         args = self.kv_args
         ratios = getattr(args, "mla_compression_ratios", None)
         return Model(
             len(args.kv_data_ptrs), args.num_draft_entries, tuple(args.kv_layer_ids), tuple(ratios) if ratios else None,
             args.prefill_start_layer, args.prefill_end_layer, self.pp_size or 1, flat,
+            **self._pool(),
         )  # fmt: skip
 
     def _heads(self, dst_tp: int, dst_rank: int) -> tuple[Any, Any]:

@@ -76,9 +76,17 @@ def whole_pages(src: Buffers, dst: Buffers, model: Model | None, two_spaces: boo
 
 
 def space_of(model: Model, number: int, key: Key, count: int) -> str:
-    """The index space of decode entry `number` of `count`, where decode numbers host pages and device pages apart."""
+    """The index space of decode entry `number` of `count`, where decode numbers host pages and device pages apart.
+
+    Raises:
+        NotToldError: what is known of the pool does not tell.
+    """
     if model.ratios:
+        if key[0] == "entry":
+            raise NotToldError(f"{count} KV entries fit no pool that is known: it is not known which are host memory")
         return HOST if key[0] in _HOST_NAMES else DEVICE
+    if model.groups > 2:
+        raise NotToldError("index keys lie among the KV entries, and SGLang does not say which page ids number them")
     draft = key[0] == "draft" or number >= count - model.draft
     return DEVICE if draft else HOST
 
@@ -122,26 +130,31 @@ def paged(
 
 
 def interleaved(src: Buffers, dst: Buffers, page_size: int, share: Interleave, draft: Draft, two_spaces: bool,
-                memory: tuple[Any, Any] = (Memory.DRAM, Memory.DRAM)) -> Pairing:  # fmt: skip
-    """Rows for one rank of decode context parallelism. Draft entries are not interleaved: decode stores all their rows.
+                memory: tuple[Any, Any] = (Memory.DRAM, Memory.DRAM),
+                whole: Callable[[Key], bool] = lambda key: key[0] == "draft") -> Pairing:  # fmt: skip
+    """Rows for one rank of decode context parallelism.
 
-    `memory`: where both sides' buffers lie, one for all or a list.
+    `memory`: where both sides' buffers lie, one for all or a list. `whole`: whether an entry is not interleaved, so
+    that decode stores all its rows; by default those of a draft model.
 
     Raises:
         LayoutError, PairingError: the two sides do not fit.
     """
     virtual = page_size * share.size
-    of_draft = [name == "draft" for name, _ in dst.keys]
-    sides = [draft.heads(src.page_bytes[number] // page_size, each // virtual) if is_draft else (None, None)
-             for number, (is_draft, each) in enumerate(zip(of_draft, dst.page_bytes, strict=True))]  # fmt: skip
+    all_rows = [whole(key) for key in dst.keys]
+    own = dict(zip(src.keys, src.page_bytes, strict=True))
+    sides = {key: draft.heads(own[key] // page_size, each // virtual)
+             for key, each, every in zip(dst.keys, dst.page_bytes, all_rows, strict=True)
+             if every and key in own}  # fmt: skip
+    mine, theirs = ([sides.get(key, (None, None))[k] for key in keys] for k, keys in enumerate((src.keys, dst.keys)))
     return pair(
-        src.layout(page_size, rows=page_size, heads=[mine for mine, _ in sides], memory=memory[0]),
+        src.layout(page_size, rows=page_size, heads=mine, memory=memory[0]),
         dst.layout(
             virtual,
-            rows=[virtual if is_draft else page_size for is_draft in of_draft],
-            interleave=[None if is_draft else share for is_draft in of_draft],
-            heads=[theirs for _, theirs in sides],
-            space=[HOST if two_spaces and not is_draft else DEVICE for is_draft in of_draft],
+            rows=[virtual if every else page_size for every in all_rows],
+            interleave=[None if every else share for every in all_rows],
+            heads=theirs,
+            space=[HOST if two_spaces and not every else DEVICE for every in all_rows],
             memory=memory[1],
         ),
     )

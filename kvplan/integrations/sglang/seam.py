@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import logging
 import os
@@ -11,6 +12,9 @@ logger = logging.getLogger("kvplan.sglang")
 
 #: Releases of SGLang whose planner was compared with kvplan's, call by call.
 TRIED = ("0.5.23",)
+
+#: Back ends, and the name of each in SGLang's class names and in kvplan's.
+_MANAGERS = {"MOONCAKE": "Mooncake", "NIXL": "Nixl", "ASCEND": "Ascend"}
 
 _TARGET = "sglang.srt.disaggregation.utils.get_kv_class"
 
@@ -38,30 +42,13 @@ def choose(chosen: Any, transfer_backend: Any, class_type: Any) -> Any:
     if getattr(class_type, "name", None) != "MANAGER":
         return None
     backend = getattr(transfer_backend, "name", str(transfer_backend))
-    if backend == "NIXL":
-        from sglang.srt.disaggregation.nixl.conn import NixlKVManager
-
-        if not _is_own(chosen, NixlKVManager):
-            return None
-        from .nixl import PlannedNixlManager
-
-        return PlannedNixlManager
-    if backend != "MOONCAKE":
-        logger.warning("kvplan leaves the %s backend to SGLang: it plans for Mooncake and NIXL only", backend)
+    if backend not in _MANAGERS:
+        served = ", ".join(_MANAGERS.values())
+        logger.warning("kvplan leaves the %s backend to SGLang: it plans for %s only", backend, served)
         return None
-    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVManager
-
-    if not _is_own(chosen, MooncakeKVManager):
+    name, module = _MANAGERS[backend], backend.lower()
+    own = getattr(importlib.import_module(f"sglang.srt.disaggregation.{module}.conn"), f"{name}KVManager")
+    if chosen is not own:
+        logger.warning("kvplan leaves %s to SGLang: it is not SGLang's own %s", chosen.__qualname__, own.__qualname__)
         return None
-    from .mooncake import PlannedMooncakeManager
-
-    return PlannedMooncakeManager
-
-
-def _is_own(chosen: Any, expected: type) -> bool:
-    """Whether SGLang has chosen its own manager. Any other class is left as it is, with a warning."""
-    if chosen is not expected:
-        logger.warning(
-            "kvplan leaves %s to SGLang: it is not SGLang's own %s", chosen.__qualname__, expected.__qualname__
-        )
-    return chosen is expected
+    return getattr(importlib.import_module(f".{module}", __package__), f"Planned{name}Manager")
