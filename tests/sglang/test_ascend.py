@@ -41,6 +41,8 @@ def last_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def grouped(rng: random.Random) -> tuple[Any, dict[str, Any], list[int], list[int]]:
     """Latent attention in groups: K, rope keys, perhaps index keys, each of all layers; then the same of a draft.
 
+    Without stages, some layers may have no index keys of their own.
+
     Returns:
         KVArgs, fields of the manager, where decode's buffers lie, and the bytes of a page of each.
     """
@@ -49,14 +51,17 @@ def grouped(rng: random.Random) -> tuple[Any, dict[str, Any], list[int], list[in
     whole = start + layers + (0 if draft or not start else rng.randrange(3))
     of_decode = draft or rng.choice([0, 1])  # decode may have a draft that prefill lacks
     sizes = [768, 96, 192][:groups]
-    mine, theirs = ([size for size in sizes for _ in range(held)] + [size for size in sizes for _ in range(drafts)]
+    single = not start and whole == layers
+    shared = rng.randrange(layers) if single and groups == 3 else 0
+    mine, theirs = ([size for size in sizes for _ in range(held - (shared if size == 192 else 0))]
+                    + [size for size in sizes for _ in range(drafts)]
                     for held, drafts in ((layers, draft), (whole, of_decode)))  # fmt: skip
     args = kv_args(
         kv_data_ptrs=bases(rng, mine, SRC), kv_item_lens=mine, prefill_start_layer=start,
         prefill_end_layer=start + layers, num_draft_entries=groups * draft, kv_buf_groups=groups,
         hidden_kv_layers=whole, draft_kv_layers=draft,
     )  # fmt: skip
-    return args, {"pp_size": 2 if start or whole > layers else 1}, bases(rng, theirs, DST), theirs
+    return args, {"pp_size": 1 if single else 2}, bases(rng, theirs, DST), theirs
 
 
 def whole_pages(rng: random.Random) -> Drawn:
@@ -100,14 +105,14 @@ def whole_pages(rng: random.Random) -> Drawn:
 def pages_in_turn(rng: random.Random) -> Drawn:
     """send_kvcache_dcp of pools with index keys: whole pages in turn, chunks at any place, prefixes, stages."""
     args, fields, pointers, theirs = grouped(rng)
-    if args.kv_buf_groups != 3:
-        return pages_in_turn(rng)
+    drafts, whole = args.num_draft_entries, args.hidden_kv_layers
+    index = args.kv_item_lens.count(192) - drafts // 3
+    latent = len(args.kv_item_lens) - drafts - index
+    if args.kv_buf_groups != 3 or (2 * index < latent and len(theirs) != len(args.kv_item_lens)):
+        return pages_in_turn(rng)  # SGLang counts a third of the entries as index keys, where the sides differ
     page, size = rng.choice([2, 4, 16]), rng.choice([2, 3, 4])
     args.page_size = page
-    drafts = args.num_draft_entries
-    kinds = (len(args.kv_item_lens) - drafts) // 3
-    fields["_dcp_remote_decode_layout"] = [False] * (2 * kinds) + [True] * (kinds + drafts)
-    whole = args.hidden_kv_layers
+    fields["_dcp_remote_decode_layout"] = [False] * latent + [True] * (index + drafts)
     theirs = [each * (1 if number < 2 * whole else size) for number, each in enumerate(theirs)]
     pointers = bases(rng, theirs, DST)
     count, before = rng.randrange(1, 12), rng.randrange(0, 6)

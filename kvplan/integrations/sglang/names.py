@@ -96,13 +96,22 @@ def source(model: Model) -> list[Key] | None:
     if model.ratios:
         found = None if model.end is None else compressed(model.ratios, model.start, model.end, targets, model.npu)
         return None if found is None else found + drafts(model.draft)
-    if model.flat and model.groups == 1:
+    if model.flat and (model.groups == 1 or (model.stages == 1 and not _is_grouped(model))):
         return [("kv", model.start + number) for number in range(targets)] + drafts(model.draft)
-    layers, rest = divmod(targets, model.groups if model.flat else 2)
-    if rest or (model.stages > 1 and model.end is not None and model.end - model.start != layers):
+    if model.flat:
+        found = grouped(targets // model.groups, model.groups, model.start) if _is_grouped(model) else None
+        return None if found is None else found + drafts(model.draft)
+    layers = targets // 2
+    if targets % 2 or (model.stages > 1 and model.end is not None and model.end - model.start != layers):
         return None
-    keys = grouped(layers, model.groups, model.start) if model.flat else halves(layers, model.start)
-    return keys + drafts(model.draft)
+    return halves(layers, model.start) + drafts(model.draft)
+
+
+def _is_grouped(model: Model) -> bool:
+    """Whether each layer has an entry in each group. Index keys may be left out of layers that share another's."""
+    layers, rest = divmod(model.count - model.draft, model.groups)
+    held = model.layers if model.stages == 1 else None if model.end is None else model.end - model.start
+    return model.groups > 1 and not rest and held in (None, layers)
 
 
 def grouped(layers: int, groups: int, start: int = 0) -> list[Key]:
@@ -137,7 +146,7 @@ def destination(model: Model, count: int, layer_ids: Sequence[int]) -> list[Key]
         )
     if model.ratios:
         return _whole_compressed(model, count)
-    if model.flat and model.groups > 1:
+    if model.flat and _is_grouped(model):
         return _whole_grouped(model, count)
     if model.flat:
         # Layers in order, then draft entries. Without draft entries here, decode's own are never written.
@@ -158,12 +167,18 @@ def _whole_grouped(model: Model, count: int) -> list[Key]:
     """Decode holds the whole model, and perhaps draft entries that the prefill side lacks."""
     layers = model.layers if model.stages > 1 else (model.count - model.draft) // model.groups
     whole = None if layers is None else layers * model.groups
-    if layers is None or whole is None or count < whole or (model.draft and count - whole != model.draft):
+    of_draft = 0 if whole is None else count - whole
+    if (
+        whole is None
+        or of_draft < 0
+        or (model.stages > 1 and of_draft % model.groups)
+        or (model.draft and of_draft != model.draft)
+    ):
         raise NotToldError(
             f"prefill has {model.count} KV entries, {model.draft} of them of a draft model, and decode {count}; the "
             f"whole model has {layers} layers of {model.groups}"
         )
-    return grouped(layers, model.groups) + drafts(count - whole)
+    return grouped(whole // model.groups, model.groups) + drafts(of_draft)
 
 
 def _whole_compressed(model: Model, count: int) -> list[Key]:
