@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -425,3 +426,34 @@ def test_axes_are_one_string(axes):
         Region.from_tensor(tensor, "kv", 0, axes=axes)
     with pytest.raises(LayoutError, match="axes"):
         Region.from_planes(tensor, ("k", "v"), 0, axes=axes)
+
+
+def test_strides_that_repeat_a_default_are_left_out_and_no_byte_moves():
+    """Every order with every stride, given or by default, also where it is what the order says for another stride."""
+    head_bytes, strides, placed = 2, (None, 2, 4, 6, 8, 12, 16, 24), 0
+    cases = itertools.product(("NHD", "HND"), (1, 2, 3), (1, 2, 3), strides, strides)
+    for order, rows, heads, row_stride, head_stride in cases:
+        row = heads * head_bytes
+        by_row = row_stride or (row if order == "NHD" else head_bytes)
+        by_head = head_stride or (head_bytes if order == "NHD" else rows * by_row)
+        want = [[i * by_row + k * by_head for k in range(heads)] for i in range(rows)]
+        starts = sorted(itertools.chain.from_iterable(want))
+        overlap = any(there - here < head_bytes for here, there in itertools.pairwise(starts))
+        region = Region(
+            "k", 0, 1 << 20, rows * row, 5, row_bytes=row, rows=rows, heads=Heads(0, heads, 3), order=order,
+            row_stride=row_stride, head_stride=head_stride, page_stride=100,
+        )  # fmt: skip
+        try:
+            layout = Layout([region], page_size=rows)
+        except LayoutError as error:
+            # Strides that nest in no order are refused too: 2 rows 6 apart and 3 heads 4 apart, for example.
+            assert "its own bytes overlap" in str(error)
+            assert overlap or (rows > 1 and heads > 1), (order, rows, heads, row_stride, head_stride)
+            continue
+        placed += 1
+        assert not overlap
+        for made in (layout, Layout.from_dict(json.loads(json.dumps(layout.to_dict())))):
+            (found,) = made.regions
+            at = [[i * found.row_pitch + k * found.head_pitch for k in range(heads)] for i in range(rows)]
+            assert at == want, (order, rows, heads, row_stride, head_stride)
+    assert placed > 300
