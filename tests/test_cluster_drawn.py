@@ -55,7 +55,7 @@ def named_bytes(layout: Layout, cluster: Cluster) -> tuple[int, np.ndarray]:
         offsets, names = rows_of(region, tokens, total)
         offsets += region.base - base
         assert (found[offsets] == -1).all()
-        found[offsets] = keys.index(region.key) * tokens * total * ROW + names
+        found[offsets] = (keys.index(region.key) << 32) + names
     return base, found
 
 
