@@ -86,7 +86,8 @@ def test_long_lists_are_cut_unless_all_is_asked_for(write, capsys):
         ('{"prefill": [3], "decode": [3]}', "prefill rank 0: "),
         ('{"prefill": [], "decode": [], "names": 1}', "unknown fields ['names']"),
         ('{"prefill": [], "decode": [], "allow_unsent": "kv"}', "allow_unsent must be a list"),
-        ('{"prefill": [], "decode": [], "allow_unwritten": [["kv", true]]}', "allow_unwritten must be a list"),
+        ('{"prefill": [], "decode": [], "allow_unwritten": [["kv", true]]}', "layer of 'kv' must be an integer"),
+        ('{"prefill": [], "decode": [], "allow_unsent": [["kv"]]}', "allow_unsent item 0 must be"),
     ],
 )
 def test_files_that_hold_something_else(tmp_path, capsys, text, says):

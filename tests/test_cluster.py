@@ -1,228 +1,8 @@
-"""`Cluster`: who is paired with whom, and that `check` says what the bytes say, of right and of faulty clusters."""
+"""`Cluster`: who is paired with whom, and what `check` says of one fault of each kind. See test_cluster_drawn.py."""
 
-import itertools
-import math
-
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from strategies import profile
 
-import kvplan
 from kvplan import Cluster, Heads, Interleave, Layout, PairingError, Region, pair
-
-ROW = 12  # bytes of a row of all heads: any head count drawn here divides it
-
-
-# ------------------------------------------------------------------------------------------------- what bytes say
-
-
-def writes(cluster: Cluster) -> list[dict[tuple[str, int], np.ndarray]]:
-    """How often each byte of each decode region is written when all plans of all pairs are carried out.
-
-    Pages are 0, 1, 2, ...; all lists cover the same tokens.
-    """
-    every = [region.tokens for layout in (*cluster.prefill, *cluster.decode) for region in layout.regions]
-    tokens = math.lcm(*every)
-    counts = [
-        {region.key: np.zeros(region.span_bytes, np.int64) for region in layout.regions} for layout in cluster.decode
-    ]
-    for i, src in enumerate(cluster.prefill):
-        for j, dst in enumerate(cluster.decode):
-            pairing = cluster.pairing(i, j)
-            if not src.regions:
-                continue
-            lists = {region.space: list(range(tokens // region.tokens)) for region in dst.regions}
-            named = {
-                space: list(range(tokens // source))
-                for space, source in pairing.src_tokens.items()
-            }  # fmt: skip
-            plan = pairing.plan(named, lists)
-            for _, address, nbytes in zip(*plan.lists(), strict=True):
-                hit = [r for r in dst.regions if r.base <= address and address + nbytes <= r.base + r.span_bytes]
-                assert len(hit) == 1
-                counts[j][hit[0].key][address - hit[0].base :][:nbytes] += 1
-    return counts
-
-
-def bytes_are_right(cluster: Cluster) -> bool:
-    """Whether each byte of the pages that are due is written once. Refused when paired: no."""
-    tokens = math.lcm(*(region.tokens for layout in (*cluster.prefill, *cluster.decode) for region in layout.regions))
-    try:
-        found = writes(cluster)
-    except PairingError:
-        return False
-    held = {key for layout in cluster.decode for key in layout.by_key}
-    if any(key not in held for layout in cluster.prefill for key in layout.by_key):
-        return False
-    for layout, counts in zip(cluster.decode, found, strict=True):
-        for region in layout.regions:
-            for page in range(tokens // region.tokens):
-                start = page * region.page_stride
-                if (counts[region.key][start : start + region.rows * region.row_bytes] != 1).any():
-                    return False
-    return True
-
-
-def is_right(cluster: Cluster) -> bool:
-    try:
-        cluster.check()
-    except PairingError:
-        return False
-    return True
-
-
-# ----------------------------------------------------------------------------------------------------- drawn clusters
-
-
-def cuts(draw, total: int, ranks: int) -> list[tuple[int, int]]:
-    """`total` heads over ranks, cut anywhere, each rank with one at least; or every `ranks // total` ranks alike."""
-    if ranks > total:
-        return [(rank * total // ranks, rank * total // ranks + 1) for rank in range(ranks)]
-    inner = (
-        draw(st.lists(st.integers(1, total - 1), unique=True, min_size=ranks - 1, max_size=ranks - 1))
-        if ranks > 1
-        else []
-    )
-    edges = [0, *sorted(inner), total]
-    return list(itertools.pairwise(edges))
-
-
-def stages(draw, layers: int) -> list[range]:
-    inner = draw(st.sets(st.integers(1, layers - 1), max_size=2)) if layers > 1 else set()
-    edges = [0, *sorted(inner), layers]
-    return [range(a, b) for a, b in itertools.pairwise(edges)]
-
-
-def rank_layout(names, layers, base, page, heads=None, total=0, interleave=None, replica=(0, 1)):
-    """Regions of one rank: `page` rows a page, all bytes of a row are heads."""
-    regions = []
-    share = interleave.size if interleave else 1
-    held = Heads(*heads, total) if total else None
-    for name in names:
-        for layer in layers:
-            row = ROW // total * (heads[1] - heads[0]) if total else ROW
-            size = page * row
-            regions.append(
-                Region(name, layer, base, size, 64, tokens=page * share, rows=page, row_bytes=row, heads=held,
-                       interleave=interleave)
-            )  # fmt: skip
-            base += size * 64
-    return Layout(regions, page_size=page, replica=replica)
-
-
-@st.composite
-def side(draw, prefill: bool, total: int, layers: int, names, base: int) -> list[Layout]:
-    """All ranks of one side: pipeline stages, then uneven heads or replicated ones, then ranks that interleave rows."""
-    page = draw(st.sampled_from([1, 2, 3, 4]))
-    parts = stages(draw, layers)
-    tensor = draw(st.sampled_from([1, 2, 3]))
-    copies = 1
-    if total:
-        divisors = [n for n in range(1, 2 * total + 1) if n <= total or n % total == 0]
-        tensor = draw(st.sampled_from(divisors))
-        copies = max(tensor // total, 1)
-    interleave = draw(st.sampled_from([1, 1, 2, 3, 5])) if tensor < 4 else 1
-    heads = cuts(draw, total, tensor) if total else [None] * tensor
-    ranks = []
-    for part in parts:
-        for t in range(tensor):
-            for r in range(interleave):
-                share = Interleave(interleave, r) if interleave > 1 else None
-                replica = (0, 1)
-                if prefill:
-                    replica = (t % copies, copies) if total else (t, tensor)
-                ranks.append(
-                    rank_layout(names, part, base + len(ranks) * (1 << 30), page, heads[t], total, share, replica)
-                )
-    return ranks
-
-
-@st.composite
-def clusters(draw) -> Cluster:
-    total = draw(st.sampled_from([0, 1, 2, 3, 4]))
-    layers = draw(st.integers(1, 4))
-    names = draw(st.sampled_from([["kv"], ["k", "v"]]))
-    prefill = draw(side(True, total, layers, names, 1 << 40))
-    decode = draw(side(False, total, layers, names, 1 << 50))
-    return Cluster(prefill, decode)
-
-
-def with_regions(layout: Layout, regions, replica=None) -> Layout:
-    return Layout(regions, page_size=layout.page_size, replica=replica or layout.replica)
-
-
-@st.composite
-def faulty(draw) -> Cluster:
-    """A cluster with one thing changed; it may turn out to be right all the same."""
-    cluster = draw(clusters())
-    prefill, decode = list(cluster.prefill), list(cluster.decode)
-    rank = draw(st.integers(0, len(prefill) - 1))
-    layout = prefill[rank]
-    region = draw(st.sampled_from(layout.regions))
-    rest = [other for other in layout.regions if other is not region]
-    way = draw(st.sampled_from(["drop", "rank", "twice", "replica", "heads", "rows", "decode", "nobody"]))
-    if way == "drop":
-        prefill[rank] = with_regions(layout, rest)
-    elif way == "rank":
-        del prefill[rank]
-    elif way == "twice":
-        prefill.append(prefill[rank])
-    elif way == "replica":
-        count = draw(st.integers(1, 3))
-        prefill[rank] = with_regions(layout, layout.regions, (draw(st.integers(0, count - 1)), count))
-    elif way == "heads" and region.heads:
-        total, held = region.heads.total, region.heads.stop - region.heads.start
-        start = draw(st.integers(0, total - held))
-        moved = kvplan.Region(
-            region.name, region.layer, region.base, region.page_bytes, region.num_pages, tokens=region.tokens,
-            rows=region.rows, row_bytes=region.row_bytes, heads=Heads(start, start + held, total),
-            interleave=region.interleave,
-        )  # fmt: skip
-        prefill[rank] = with_regions(layout, [*rest, moved])
-    elif way == "rows" and region.interleave:
-        size = region.interleave.size
-        moved = kvplan.Region(
-            region.name, region.layer, region.base, region.page_bytes, region.num_pages, tokens=region.tokens,
-            rows=region.rows, row_bytes=region.row_bytes, heads=region.heads,
-            interleave=Interleave(size, draw(st.integers(0, size - 1))),
-        )  # fmt: skip
-        prefill[rank] = with_regions(layout, [*rest, moved])
-    elif way == "decode":
-        place = draw(st.integers(0, len(decode) - 1))
-        decode[place] = with_regions(decode[place], decode[place].regions[1:])
-    elif way == "nobody":
-        gone = region.key
-        prefill = [with_regions(layout, [r for r in layout.regions if r.key != gone]) for layout in prefill]
-    return Cluster(prefill, [layout for layout in decode if layout.regions])
-
-
-def test_drawn_clusters_are_right_and_the_check_says_so():
-    @profile(300)
-    @given(clusters())
-    def check(cluster):
-        cluster.check()
-        assert bytes_are_right(cluster)
-
-    check()
-
-
-def test_the_check_agrees_with_the_bytes():
-    outcomes = {True: 0, False: 0}
-
-    @profile(400)
-    @given(faulty())
-    def check(cluster):
-        right = is_right(cluster)
-        outcomes[right] += 1
-        assert right == bytes_are_right(cluster)
-
-    check()
-    assert min(outcomes.values()) > 10
-
-
-# ------------------------------------------------------------------------------------------------ one fault of a kind
 
 
 def region(name="kv", layer=0, base=1 << 20, rows=4, row=8, **fields):
@@ -317,6 +97,31 @@ def test_a_layer_that_no_decode_stage_holds():
     with pytest.raises(PairingError, match=r"prefill rank 0 and decode rank 0: source region k layer 1 has no"):
         cluster.pairing(0, 0)
     Cluster(prefill, [stage((0, 2), (0, 2))], allow_unsent=[("k", 1)]).check()
+
+
+def test_heads_and_rows_that_no_decode_rank_holds():
+    """A decode rank that is left out: nothing is missing on the others, and its part would be lost."""
+    prefill = [one(region("k", row=4, heads=Heads(2 * r, 2 * r + 2, 4))) for r in range(2)]
+    decode = [one(region("k", row=2, heads=Heads(r, r + 1, 4))) for r in (0, 1, 3)]
+    with pytest.raises(PairingError) as caught:
+        Cluster(prefill, decode).check()
+    assert str(caught.value) == (
+        "no decode rank holds region k layer 0, head 2 of 4, all rows, which prefill rank 1 holds (name it in "
+        "allow_unsent if it is not meant to be sent)"
+    )
+    for allowed in ("k", ("k", 0)):
+        Cluster(prefill, decode, allow_unsent=[allowed]).check()
+    with pytest.raises(PairingError, match="no decode rank holds"):
+        Cluster(prefill, decode, allow_unsent=[("k", 1)]).check()
+    shares = [one(region("k", rows=2, tokens=6, interleave=Interleave(3, r))) for r in range(2)]
+    with pytest.raises(PairingError, match=r"rows at positions 2 modulo 3, which prefill rank 0 holds"):
+        Cluster([one(region("k"))], shares).check()
+    # What two replicas hold, and one of them sends, is named once, for both.
+    copies = [one(region("k", heads=Heads(0, 4, 4)), replica=(r, 2)) for r in range(2)]
+    with pytest.raises(
+        PairingError, match=r"^no decode rank holds [^;]*head 2 of 4[^;]* prefill rank 0, 1 holds [^;]*$"
+    ):
+        Cluster(copies, decode).check()
 
 
 def test_what_pair_refuses_is_refused_with_the_ranks():

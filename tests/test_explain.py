@@ -152,6 +152,39 @@ def test_a_case_holds_the_ids_that_were_refused(tmp_path):
     assert PlanError("about no request").case() is None
 
 
+def test_what_may_stay_unsent_is_kept_by_name_or_by_name_and_layer(capsys, tmp_path):
+    def layout(base, *keys):
+        regions = [Region(*key, base + (k << 16), 64, 10, row_bytes=16) for k, key in enumerate(keys)]
+        return Layout(regions, page_size=4)
+
+    src = layout(1 << 20, ("kv", 0), ("kv", 1), ("kv", 2), ("draft", 0), ("draft", 1))
+    dst = layout(1 << 30, ("kv", 0))
+    with pytest.raises(PlanError) as error:
+        pair(src, dst, allow_unsent=[("kv", 1), ("kv", 2), "draft"]).plan([77], [1])
+    case = error.value.case()
+    assert case["allow_unsent"] == ["draft", ["kv", 1], ["kv", 2]]
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps(case))
+    assert cli.main(["explain", str(file)]) == 1
+    assert "page id 77" in capsys.readouterr().out
+    file.write_text(json.dumps(case | {"allow_unsent": ["draft", ["kv", 1]]}))
+    assert cli.main(["explain", str(file)]) == 1
+    assert "source region kv layer 2 has no destination" in capsys.readouterr().out
+    bad = {
+        "kv": "allow_unsent must be a list, not 'kv'",
+        7: "allow_unsent must be a list, not 7",
+        (3,): 'allow_unsent item 0 must be "name" or ["name", layer], not 3',
+        (("kv",),): "allow_unsent item 0 must be",
+        ("kv", ("kv", "1")): "allow_unsent item 1: layer of 'kv' must be an integer, not '1'",
+        ((1, "kv"),): "allow_unsent item 0 must be",
+        (("kv", 1 << 63),): "allow_unsent item 0: layer of 'kv' is 9223372036854775808, outside",
+    }
+    for allowed, words in bad.items():
+        file.write_text(json.dumps(case | {"allow_unsent": allowed}))
+        assert cli.main(["explain", str(file)]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_layouts_as_they_are_sent_are_explained(capsys, tmp_path):
     pairing = two_spaces()
     file = tmp_path / "layouts.json"

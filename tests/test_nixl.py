@@ -10,7 +10,7 @@ import pytest
 from engine_peer import GUARD, make_engine, make_pair, need
 
 from kvplan import Layout, Memory, Region, TransferError, engines
-from kvplan.engines import nixl, nixl_load
+from kvplan.engines import nixl_load, nixl_rows
 from kvplan.engines.nixl_session import session_of
 
 
@@ -26,8 +26,8 @@ def test_two_spaces_of_two_memories_go_under_the_right_one(tmp_path_factory, mon
     """Host pages lie in DRAM 0, device pages in DRAM 1, which is to NIXL as another device is."""
     sides = make_pair("nixl", tmp_path_factory, draft=draft)
     given = []
-    rows = nixl._rows
-    monkeypatch.setattr(nixl, "_rows", lambda *arguments: given.append(rows(*arguments)) or given[-1])
+    rows = nixl_rows._rows
+    monkeypatch.setattr(nixl_rows, "_rows", lambda *arguments: given.append(rows(*arguments)) or given[-1])
     try:
         plan, wanted = sides.plan(300)
         sides.engine.submit(plan, sides.peer).wait(20)

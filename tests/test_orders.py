@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -425,3 +426,64 @@ def test_axes_are_one_string(axes):
         Region.from_tensor(tensor, "kv", 0, axes=axes)
     with pytest.raises(LayoutError, match="axes"):
         Region.from_planes(tensor, ("k", "v"), 0, axes=axes)
+
+
+def test_strides_that_repeat_a_default_are_left_out_and_no_byte_moves():
+    """Every order with every stride, given or by default, also where it is what the order says for another stride."""
+    head_bytes, strides, placed = 2, (None, 2, 4, 6, 8, 12, 16, 24), 0
+    cases = itertools.product(("NHD", "HND"), (1, 2, 3), (1, 2, 3), strides, strides)
+    for order, rows, heads, row_stride, head_stride in cases:
+        row = heads * head_bytes
+        by_row = row_stride or (row if order == "NHD" else head_bytes)
+        by_head = head_stride or (head_bytes if order == "NHD" else rows * by_row)
+        want = [[i * by_row + k * by_head for k in range(heads)] for i in range(rows)]
+        starts = sorted(itertools.chain.from_iterable(want))
+        overlap = any(there - here < head_bytes for here, there in itertools.pairwise(starts))
+        region = Region(
+            "k", 0, 1 << 20, rows * row, 5, row_bytes=row, rows=rows, heads=Heads(0, heads, 3), order=order,
+            row_stride=row_stride, head_stride=head_stride, page_stride=100,
+        )  # fmt: skip
+        try:
+            layout = Layout([region], page_size=rows)
+        except LayoutError as error:
+            # Strides that nest in no order are refused too: 2 rows 6 apart and 3 heads 4 apart, for example.
+            assert "its own bytes overlap" in str(error)
+            assert overlap or (rows > 1 and heads > 1), (order, rows, heads, row_stride, head_stride)
+            continue
+        placed += 1
+        assert not overlap
+        for made in (layout, Layout.from_dict(json.loads(json.dumps(layout.to_dict())))):
+            (found,) = made.regions
+            at = [[i * found.row_pitch + k * found.head_pitch for k in range(heads)] for i in range(rows)]
+            assert at == want, (order, rows, heads, row_stride, head_stride)
+    assert placed > 300
+
+
+@pytest.mark.parametrize(
+    "given", [None, 3, [1, 2], np.zeros((2, 4)), torch.Tensor, "a tensor"], ids=lambda given: type(given).__name__
+)
+def test_what_is_no_tensor_is_refused_by_name(given):
+    for make in (
+        lambda: Region.from_tensor(given, "k", 7),
+        lambda: Region.from_tensor(given, "k", 7, axes="pages tokens"),
+        lambda: Region.from_slots(given, 4, "k", 7),
+        lambda: Region.from_planes(given, ("k", "v"), 7, axes="planes pages tokens"),
+    ):
+        with pytest.raises(LayoutError, match=r"layer 7: a torch tensor is needed, not (None|3|a |'a)"):
+            make()
+    with pytest.raises(LayoutError, match="names must be a list of names, one a plane, not 'kv'"):
+        Region.from_planes(torch.zeros(2, 4, 4), "kv", 7, axes="planes pages tokens")
+
+
+def test_heads_that_lie_apart_in_pages_of_one_row():
+    """Without an axis of tokens it must be said that a page is one row: the message says how."""
+    source, target = torch.arange(4 * 2 * 8, dtype=torch.int32).view(4, 2, 8), torch.zeros(4, 2, 8, dtype=torch.int32)
+    with pytest.raises(LayoutError, match=r"lie 32 bytes apart, and have 16 bytes each.* pass row_bytes=32"):
+        Region.from_tensor(source[:, :, :4], "k", 0, axes="pages heads dim")
+    src, dst = (
+        Layout([Region.from_tensor(pool[:, :, :4], "k", 0, axes="pages heads dim", row_bytes=32)], page_size=1)
+        for pool in (source, target)
+    )
+    kvplan.execute(pair(src, dst).plan([1, 3], [2, 0]))
+    assert torch.equal(target[[2, 0], :, :4], source[[1, 3], :, :4])
+    assert not target[:, :, 4:].any() and not target[[1, 3]].any()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import itertools
 import json
+import random
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from jobs import job_of
 
 import kvplan
 from kvplan import Layout, Memory, PairingError, PlanError, Region, Request
+from kvplan.pairing.overlap import shared_spaces
 
 N, SIZE = 16, 32  # pages, bytes of a page
 
@@ -176,3 +180,103 @@ def test_a_state_page_over_pages_of_k_and_v():
 def test_a_layout_that_shares_memory_travels():
     there = Layout.from_dict(json.loads(json.dumps(layout(1 << 30, 1).to_dict())))
     assert kvplan.pair(layout(1 << 20), there).spaces[:, 6:].tolist() == [[0, 0], [0, 1]]
+
+
+def where(region: Region) -> dict[int, int]:
+    """The page that each byte of a region belongs to."""
+    starts = [0] if not region.scattered else [i * region.row_pitch for i in range(region.rows)]
+    nbytes = region.page_bytes if not region.scattered else region.row_bytes
+    pages = itertools.product(range(region.num_pages), starts, range(nbytes))
+    return {region.base + page * region.page_stride + start + byte: page for page, start, byte in pages}
+
+
+def sharing(layout: Layout, written: set[tuple[str, int]]) -> dict[str, tuple[str, int]] | None:
+    """What `shared_spaces` must say, byte by byte; None where it must refuse."""
+    ties: dict[str, list[tuple[str, int]]] = {}
+    held = {region.key: where(region) for region in layout.regions}
+    for a, b in itertools.combinations(layout.regions, 2):
+        both = held[a.key].keys() & held[b.key].keys() if {a.key, b.key} & written else set()
+        shifts = {held[b.key][byte] - held[a.key][byte] for byte in both}
+        if shifts and (len(shifts) > 1 or a.space == b.space or a.page_stride != b.page_stride):
+            return None
+        for shift in shifts:
+            ties.setdefault(a.space, []).append((b.space, shift))
+            ties.setdefault(b.space, []).append((a.space, -shift))
+    found: dict[str, tuple[str, int]] = {}
+    for first in layout.spaces:
+        if first not in ties or first in found:
+            continue
+        place, new = {first: 0}, [first]
+        while new:
+            space = new.pop()
+            for other, shift in ties[space]:
+                if other not in place:
+                    new.append(other)
+                if place.setdefault(other, place[space] - shift) != place[space] - shift:
+                    return None
+        found |= {space: (first, at - min(place.values())) for space, at in place.items()}
+    return found
+
+
+def test_which_spaces_share_memory_is_what_the_bytes_say():
+    """Blocks of one stride, rarely of two, at the same and at other places of a page; rows side by side and apart."""
+    draw, outcomes = random.Random(3), {"refused": 0, "apart": 0, "shared": 0, "three spaces": 0}
+    for _ in range(500):
+        regions: list[Region] = []
+        stride, step = draw.choice([8, 12, 16]), draw.choice([1, 2, 4])
+        for number in range(draw.randint(2, 7)):
+            rows, row, apart = draw.choice([1, 1, 2]), draw.choice([1, 2, 4]), draw.choice([0, 0, 2])
+            fields = {"row_stride": row + apart} if apart else {}
+            base = 64 + stride * draw.randint(0, 3) + draw.randrange(0, stride, step)
+            nbytes = rows * row if apart else min(rows * row + draw.randint(0, 2), stride)
+            if apart and rows * (row + apart) > stride:
+                continue
+            regions.append(
+                Region(
+                    f"r{number}",
+                    0,
+                    base,
+                    nbytes,
+                    draw.randint(1, 4),
+                    rows=rows,
+                    tokens=rows,
+                    row_bytes=row,
+                    page_stride=stride + 4 * (draw.random() < 0.05),
+                    space=f"{draw.choice('abcd')}{rows}",
+                    **fields,
+                )
+            )
+        layout = Layout(regions, page_size=4)
+        written = {region.key for region in regions if draw.random() < 0.7}
+        want = sharing(layout, written)
+        if want is None:
+            outcomes["refused"] += 1
+            with pytest.raises(PairingError, match="overlap in memory"):
+                shared_spaces(layout, written)
+            continue
+        assert shared_spaces(layout, written) == want
+        outcomes["shared" if want else "apart"] += 1
+        outcomes["three spaces"] += len(want) > 2
+    assert min(outcomes.values()) > 20, outcomes
+
+
+@pytest.mark.parametrize(("spaces", "layers"), [(3000, 1), (2, 1100), (12, 200)])
+def test_thousands_of_regions_over_one_page_major_buffer(spaces, layers):
+    """All that lies at one place of a page overlays all else there: more than two regions each with each."""
+
+    def many(base: int, shifts: int) -> Layout:
+        regions = [
+            Region(f"g{space}", layer, base + (space % shifts * layers + layer) * 8, 8, 9, page_stride=layers * 8,
+                   space=f"s{space}")
+            for space in range(spaces)
+            for layer in range(layers)
+        ]  # fmt: skip
+        return Layout(regions, page_size=4)
+
+    written = {(f"g{space}", layer) for space in range(spaces) for layer in range(layers)}
+    layout = many(1 << 30, min(spaces, 3))
+    assert shared_spaces(layout, written) == {f"s{space}": ("s0", space % 3) for space in range(spaces)}
+    *others, last = layout.regions
+    moved = dataclasses.replace(last, base=last.base - 4)
+    with pytest.raises(PairingError, match="overlap in memory"):
+        shared_spaces(Layout([*others, moved], page_size=4), written)

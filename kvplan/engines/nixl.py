@@ -10,20 +10,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from . import limits, nixl_load, nixl_session
 from .base import Engine
 from .check import Span, Spans
-from .nixl_metadata import Metadata
 from .nixl_peers import Loaded, Peers
+from .nixl_rows import refusal, sides
 from .transfer import Op, Outcome
 
 if TYPE_CHECKING:
-    from ..layout import Layout, Memory
-    from ..planning import Plan, Segment
+    from ..layout import Layout
+    from ..planning import Plan
 
 # A descriptor takes NIXL about 6 µs to post over TCP, and it posts for one peer at a time: longer plans go in chunks.
 _LIMIT = 16_384
@@ -275,14 +273,14 @@ class NixlEngine(Engine):
     def _post(self, peer: Loaded, chunk: Plan, op: Op) -> Outcome:
         handles: list[Any] = []
         for segment in chunk.segments:
-            src, dst = _sides(chunk, segment)
+            src, dst = sides(chunk, segment)
             here, there = (src, dst) if op == "write" else (dst, src)
             try:
                 descs = [self._agent.get_xfer_descs(rows, memory.kind) for rows, memory, _ in (here, there)]
                 handles.append(self._agent.initialize_xfer(op.upper(), *descs, peer.alias))
             except Exception as error:  # nothing has been posted
                 _release(handles)
-                return Outcome(self._refusal(error, here, there, peer.metadata), started=False)
+                return Outcome(refusal(error, here, there, self._own, peer.metadata), started=False)
         try:
             under_way = [handle for handle in handles if self._busy(self._agent.transfer(handle))]
             deadline, pause = limits.deadline_of(self.timeout), 2e-5
@@ -297,24 +295,6 @@ class NixlEngine(Engine):
             return Outcome(str(error))
         _release(handles)
         return Outcome()
-
-    def _refusal(self, error: Exception, here: _Side, there: _Side, peer: Metadata) -> str:
-        """What NIXL said, and which descriptor it must mean."""
-        for (rows, memory, layout), held, whose in ((here, self._own, "this engine"), (there, peer, peer.name)):
-            number = held.outside(memory.kind, rows)
-            if number >= 0:
-                address, nbytes = map(int, rows[number, :2])
-                regions = layout.regions if layout is not None else ()
-                name = next(
-                    (
-                        f" of region {r.name!r}, layer {r.layer},"
-                        for r in regions
-                        if r.memory == memory and 0 <= address - r.base < r.span_bytes
-                    ),
-                    "",
-                )
-                return f"{error}: {memory} {address:#x}, {nbytes} bytes{name} is not registered by {whose}"
-        return f"{error}: NIXL does not take a transfer to {peer.name}"
 
     def _busy(self, state: str) -> bool:
         if state not in ("PROC", "DONE"):
@@ -359,18 +339,6 @@ class NixlEngine(Engine):
             return call.answer is True
 
 
-_Side: TypeAlias = "tuple[np.ndarray, Memory, Layout | None]"  # NIXL's rows, memory, what is declared there
-
-
-def _sides(chunk: Plan, segment: Segment) -> tuple[_Side, _Side]:
-    """Source and destination of a segment."""
-    table = chunk.table.numpy().view(np.uint64)[:, segment.start : segment.stop]
-    return (
-        (_rows(table[0], table[2], segment.src_memory), segment.src_memory, chunk.src_layout),
-        (_rows(table[1], table[2], segment.dst_memory), segment.dst_memory, chunk.dst_layout),
-    )
-
-
 def _look_for_notices(engine: weakref.ref[NixlEngine], stop: threading.Event) -> None:
     """Take notices from NIXL until the engine is closed or gone."""
     pause = _LOOK_S
@@ -389,13 +357,6 @@ def _end(thread: threading.Thread, stop: threading.Event) -> None:
     stop.set()
     if thread.is_alive() and thread is not threading.current_thread():
         thread.join(10)
-
-
-def _rows(addresses: np.ndarray, nbytes: np.ndarray, memory: Memory) -> np.ndarray:
-    """NIXL's rows, uint64 [N, 3]: address, bytes, device."""
-    rows = np.empty((len(addresses), 3), np.uint64)
-    rows[:, 0], rows[:, 1], rows[:, 2] = addresses, nbytes, memory.device
-    return rows
 
 
 def _release(handles: list[Any]) -> None:

@@ -14,6 +14,7 @@ from ..layout import Layout
 from ..pairing import Columns, coverage
 from ..pairing.words import ranges
 from ..planning import Cluster
+from ..planning.case import names_of
 
 _MOST_ROWS = 40
 
@@ -33,11 +34,11 @@ To write one, send each rank's layout.to_dict() to one place, and:
   json.dump({"prefill": prefill_dicts, "decode": decode_dicts}, open("cluster.json", "w"))
 
 Printed: one line for equal parts. "prefill 0 to 3 -> decode 0, 1: k, v layer 0 to 31: head 2 of 8, all rows" means
-that each of the prefill ranks sends that part to each of the decode ranks. Then what nobody sends, and what several
-ranks send.
+that each of the prefill ranks sends that part to each of the decode ranks. Then what nobody sends, what several
+ranks send, and what no decode rank holds.
 
-Status: 0, every region, layer, head and row of every decode rank is written exactly once; 1, it is not, or two ranks
-cannot be paired; 2, the file cannot be read, or the picture cannot be drawn."""
+Status: 0, every region, layer, head and row of every decode rank is written exactly once, and nothing of a prefill rank
+is lost; 1, it is not so, or two ranks cannot be paired; 2, the file cannot be read, or the picture cannot be drawn."""
     parser.add_argument("file", metavar="CLUSTER.json", help="the layouts of all ranks; see below")
     parser.add_argument("--all", action="store_true", help=f"print every line, not only {_MOST_ROWS} of each kind")
     parser.add_argument("--picture", metavar="FILE", help="draw who sends what to whom (PNG, SVG or PDF, by the name)")
@@ -61,7 +62,7 @@ def load(path: str) -> Cluster:
         raise LayoutError(f"{path} must hold an object with prefill and decode")
     if data.keys() - known:
         raise LayoutError(f"{path}: unknown fields {sorted(clipped(name) for name in data.keys() - known)}")
-    allowed = [_names(data.get(field, []), field) for field in ("allow_unsent", "allow_unwritten")]
+    allowed = [names_of(data, field, path) for field in ("allow_unsent", "allow_unwritten")]
     sides = [_layouts(data[side], side) for side in ("prefill", "decode")]
     return Cluster(*sides, allow_unsent=allowed[0], allow_unwritten=allowed[1])
 
@@ -76,15 +77,6 @@ def _layouts(given: Any, side: str) -> list[Layout]:
         except LayoutError as error:
             raise LayoutError(f"{side} rank {rank}: {error}") from None
     return layouts
-
-
-def _names(given: Any, field: str) -> list[Any]:
-    items = [tuple(item) if isinstance(item, list) else item for item in given] if isinstance(given, list) else [None]
-    for item in items:
-        pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str) and type(item[1]) is int
-        if not pair and not isinstance(item, str):
-            raise LayoutError(f'{field} must be a list of "name" or ["name", layer]')
-    return items
 
 
 Row = tuple[tuple[int, ...], tuple[int, ...], str]  # prefill ranks, decode ranks, what
@@ -156,7 +148,8 @@ def _print(lines: Sequence[str], every: bool) -> None:
 def draw(cluster: Cluster, rows: Sequence[Row], faults: Sequence[coverage.Fault], path: str) -> None:
     """Draw prefill ranks on the left, decode ranks on the right, a line for each two that share something.
 
-    A colour is one kind of part (names, layers, heads, rows). A decode rank with something missing or doubled is red.
+    A colour is one kind of part (names, layers, heads, rows). A rank is red where
+    something is missing, doubled or not sent.
 
     Raises:
         ImportError: matplotlib is missing; the message says how to install it.
@@ -181,21 +174,22 @@ def draw(cluster: Cluster, rows: Sequence[Row], faults: Sequence[coverage.Fault]
         axes.add_collection(
             matplotlib.collections.LineCollection(lines, colors=colours[what], alpha=0.6, linewidths=1.5)
         )
-    wrong = {rank for fault in faults for rank in fault.decode}
+    wrong = {("decode", rank): "missing or doubled" for fault in faults for rank in fault.decode}
+    wrong |= {("prefill", rank): "not all is sent" for fault in faults if not fault.decode for rank in fault.senders}
     for x, places, side in ((0, left, "prefill"), (1, right, "decode")):
         for rank, y in enumerate(places):
-            red = side == "decode" and rank in wrong
-            axes.plot(x, y, "s", color="red" if red else "black", markersize=7)
+            fault = wrong.get((side, rank), "")
+            colour = "red" if fault else "black"
+            axes.plot(x, y, "s", color=colour, markersize=7)
             align = "right" if x == 0 else "left"
-            text = f"  {side} {rank}  " + ("missing or doubled" if red else "")
-            axes.text(x, y, text, ha=align, va="center", fontsize=8, color="red" if red else "black")
+            axes.text(x, y, f"  {side} {rank}  {fault}  ", ha=align, va="center", fontsize=8, color=colour)
     few = list(colours.items())[:12]
     handles = [matplotlib.lines.Line2D([], [], color=colour, label=_short(what)) for what, colour in few]
     if handles:
         rest = f"and {len(colours) - len(few)} more" if len(colours) > len(few) else None
         axes.legend(handles=handles, title=rest, loc="upper center", bbox_to_anchor=(0.5, 0), fontsize=7, frameon=False)
     axes.set_title(f"{len(faults)} faults" if faults else "every row is written once", fontsize=10)
-    axes.set_xlim(-0.35, 1.55 if wrong else 1.35)
+    axes.set_xlim(-0.55 if wrong else -0.35, 1.55 if wrong else 1.35)
     axes.set_ylim(-tall, 0)
     axes.axis("off")
     figure.savefig(path, dpi=110)

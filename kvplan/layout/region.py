@@ -347,9 +347,10 @@ class Region:
             raise LayoutError(f"{self}: head_stride, and strides of order 'HND', need heads")
         head_major = self.order == "HND"
         row_pitch = self.head_bytes if head_major else self.row_bytes
-        head_pitch = self.rows * row_pitch if head_major else self.head_bytes  # type: ignore[operator]
         # A page of one row has no stride of rows, and a row of one head no stride of heads.
         row_stride = self.row_pitch if self.row_pitch != row_pitch and self.rows != 1 else None
+        # In order "HND" a stride of rows moves the heads apart too.
+        head_pitch = self.rows * (row_stride or row_pitch) if head_major else self.head_bytes  # type: ignore[operator]
         head_stride = self.head_pitch if self.head_pitch != head_pitch and self.num_heads > 1 else None
         if (row_stride, head_stride) != (self.row_stride, self.head_stride):
             return dataclasses.replace(self, row_stride=row_stride, head_stride=head_stride)._checked_axes()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from ..errors import LayoutError, clipped, shown
 from .region import Heads, Memory, Region
-
-if TYPE_CHECKING:
-    import torch
 
 _AXES = ("pages", "tokens", "heads")
 
@@ -31,10 +30,11 @@ def from_tensor(tensor: torch.Tensor, name: str, layer: int, *, axes: str | None
         fields: further fields of `Region`. With a `heads` axis, `heads` defaults to all of them.
 
     Raises:
-        LayoutError: the tensor does not fit `axes` or `fields`. A pool of token slots is no tensor of pages: see
-            `from_slots`.
+        LayoutError: this is no tensor, or it does not fit `axes` or `fields`. A pool of token slots is no tensor of
+            pages: see `from_slots`.
     """
     what = f"region {clipped(str(name))} layer {shown(layer)}"
+    _check_tensor(tensor, what)
     if tensor.dim() < 1 or tensor.numel() == 0:
         raise LayoutError(f"{what}: tensor of shape {tuple(tensor.shape)} holds no page")
     if axes is not None and not isinstance(axes, str):
@@ -60,11 +60,14 @@ def from_planes(
         fields: further fields of `Region`, for all.
 
     Raises:
-        LayoutError: as `from_tensor`; or there are not as many planes as names.
+        LayoutError: as `from_tensor`; or there are not as many planes as names, or `names` is one string.
     """
+    _check_tensor(tensor, f"planes of layer {shown(layer)}")
     words = axes.split() if isinstance(axes, str) else []
     if words.count("planes") != 1 or len(words) != tensor.dim():
         raise LayoutError(f"axes {shown(axes)} must name 'planes' once, and each of {tensor.dim()} dimensions")
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        raise LayoutError(f"names must be a list of names, one a plane, not {shown(names)}")
     at = words.index("planes")
     if tensor.shape[at] != len(names):
         raise LayoutError(f"the tensor of shape {tuple(tensor.shape)} has {tensor.shape[at]} planes, not {len(names)}")
@@ -85,9 +88,10 @@ def from_slots(pool: torch.Tensor, page_size: int, name: str, layer: int, **fiel
         name, layer, fields: see `Region`. With `heads`, a row holds one head after another.
 
     Raises:
-        LayoutError: there are fewer slots than a page has; or the rows are not contiguous.
+        LayoutError: this is no tensor; there are fewer slots than a page has; or the rows are not contiguous.
     """
     what = f"region {clipped(str(name))} layer {shown(layer)}"
+    _check_tensor(pool, what)
     if not isinstance(page_size, int) or page_size < 1 or pool.dim() < 1 or pool.shape[0] < page_size:
         raise LayoutError(f"{what}: a pool of shape {tuple(pool.shape)} holds no page of {shown(page_size)} slots")
     if not pool[0].is_contiguous():
@@ -96,6 +100,13 @@ def from_slots(pool: torch.Tensor, page_size: int, name: str, layer: int, **fiel
     measured = {"page_bytes": row * page_size, "page_stride": pitch * page_size, "rows": page_size, "row_bytes": row}
     measured |= {"num_pages": pool.shape[0] // page_size} | ({"row_stride": pitch} if pitch != row else {})
     return Region(name, layer, **(_measured(pool, what) | measured | fields))
+
+
+def _check_tensor(given: Any, what: str) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise LayoutError(
+            f"{what}: a torch tensor is needed, not {shown(given)}; give memory by its address to Region(...)"
+        )
 
 
 def _measured(tensor: torch.Tensor, what: str) -> dict[str, Any]:
@@ -142,6 +153,12 @@ def _with_axes(tensor: torch.Tensor, what: str, words: list[str], fields: dict[s
         found["rows"] = rows
     else:
         found["row_bytes"] = fields.get("row_bytes", 0)
+        if heads > 1 and strides["heads"] != head_bytes and not found["row_bytes"]:
+            raise LayoutError(
+                f"{what}: the heads of the tensor of shape {tuple(tensor.shape)} lie {strides['heads']} bytes apart, "
+                f"and have {head_bytes} bytes each. Name the axis of tokens too; or, where a page holds one row, pass "
+                f"row_bytes={row_bytes}"
+            )
     if "heads" in words:
         given = fields.get("heads")
         if isinstance(given, Heads) and given.stop - given.start != heads:

@@ -28,11 +28,13 @@ class Problem:
 
     Attributes:
         keys: (name, layer) of each.
-        senders: {number of a kind: prefill ranks that send a region of it}.
+        holders: {number of a kind: prefill ranks that hold a region of it}.
+        senders: the same of the ranks that send it: of several replicas, one.
         receivers: {number of a kind: decode ranks that hold a region of it}.
     """
 
     keys: list[Key]
+    holders: dict[int, list[int]]
     senders: dict[int, list[int]]
     receivers: dict[int, list[int]]
 
@@ -76,12 +78,14 @@ class Columns:
         there = _there(self.written)
         if not there:
             return
-        both = np.concatenate((self.sent, self.written))[:, there]
+        ours = 2 * self.held + (self.sent >= 0)  # what is held, and whether it is sent, as one number
+        both = np.concatenate((ours, self.written))[:, there]
         distinct, which = np.unique(both, axis=1, return_inverse=True)
         for column in range(distinct.shape[1]):
             alike = [self.keys[there[number]] for number in np.flatnonzero(which.reshape(-1) == column).tolist()]
-            sent, written = np.split(distinct[:, column], [len(self.prefill)])
-            yield Problem(alike, _ranks_by_kind(sent), _ranks_by_kind(written))
+            ours, written = np.split(distinct[:, column], [len(self.prefill)])
+            held, sent = ours >> 1, np.where(ours & 1, ours >> 1, -1)
+            yield Problem(alike, _ranks_by_kind(held), _ranks_by_kind(sent), _ranks_by_kind(written))
 
     def check_pairs(self) -> None:
         """Whatever `pair` would refuse for two of the ranks, unsent regions aside.

@@ -2,7 +2,8 @@
 
 What a region holds is a set of heads times a set of row positions modulo a period. For each problem (regions that are
 alike on all ranks) a grid counts who sends what: one row for each stretch of heads that no rank cuts, one column for
-each row position modulo the least common period. What a decode rank holds of the grid must be 1 everywhere.
+each row position modulo the least common period. What a decode rank holds of the grid must be 1 everywhere, and what a
+prefill rank holds of it must be held by some decode rank.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -41,13 +42,13 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What nobody sends, or several prefill ranks send.
+    """What nobody sends, several prefill ranks send, or no decode rank holds.
 
     Attributes:
         keys: (name, layer) of the regions.
         part: which heads and rows of them.
-        decode: ranks on which it is not written once.
-        senders: the prefill ranks that send it: none, or two or more.
+        decode: ranks on which it is not written once; none where no decode rank holds it.
+        senders: the prefill ranks that send it, none or two or more; or those that hold what no decode rank holds.
     """
 
     keys: list[Key]
@@ -56,6 +57,11 @@ class Fault:
     senders: list[int]
 
     def __str__(self) -> str:
+        if not self.decode:
+            return (
+                f"no decode rank holds {words_of(self.keys)}, {self.part}, which prefill rank {listed(self.senders)} "
+                f"holds (name it in allow_unsent if it is not meant to be sent)"
+            )
         who = f"prefill ranks {listed(self.senders)} all send" if self.senders else "nobody sends"
         if len(self.senders) == 2:
             who = f"prefill ranks {self.senders[0]} and {self.senders[1]} both send"
@@ -102,8 +108,7 @@ def unsent_keys(columns: Columns, allowed: set[Unsent]) -> None:
         PairingError: it names them, and a rank that has one.
     """
     lost = (columns.held >= 0).any(0) & ~(columns.written >= 0).any(0)
-    keys = [columns.keys[number] for number in np.flatnonzero(lost).tolist()]
-    keys = [key for key in keys if key not in allowed and key[0] not in allowed]
+    keys = _others((columns.keys[number] for number in np.flatnonzero(lost).tolist()), allowed)
     if keys:
         rank = int(np.flatnonzero(columns.held[:, columns.keys.index(keys[0])] >= 0)[0])
         raise PairingError(
@@ -112,20 +117,27 @@ def unsent_keys(columns: Columns, allowed: set[Unsent]) -> None:
         )
 
 
-def faults(columns: Columns, allow_unwritten: set[Unsent]) -> list[Fault]:
-    """All that is not written once; regions of `allow_unwritten` that nobody sends at all are left out.
+def faults(columns: Columns, allow_unsent: set[Unsent], allow_unwritten: set[Unsent]) -> list[Fault]:
+    """All that is not written once, and what no decode rank holds of regions that some hold in part.
+
+    Regions of `allow_unwritten` that nobody sends at all are left out, and what is lost of those of `allow_unsent`.
 
     Raises:
         PairingError: interleaves repeat together after so many rows that it cannot be decided.
     """
     found: list[Fault] = []
     for problem in columns.problems():
-        if not problem.senders:
-            keys = [key for key in problem.keys if key not in allow_unwritten and key[0] not in allow_unwritten]
-            problem = dataclasses.replace(problem, keys=keys)
-        if problem.keys:
-            found += _faults_of(problem, columns.kinds)
+        written = problem.keys if problem.senders else _others(problem.keys, allow_unwritten)
+        held = _others(problem.keys, allow_unsent)
+        if written or (held and problem.holders):
+            grid = _Grid(problem, columns.kinds)
+            found += _not_once(problem, grid, written) if written else []
+            found += _lost(problem, grid, held) if held else []
     return found
+
+
+def _others(keys: Iterable[Key], allowed: set[Unsent]) -> list[Key]:
+    return [key for key in keys if key not in allowed and key[0] not in allowed]
 
 
 def flows(columns: Columns) -> Iterator[Flow]:
@@ -146,7 +158,7 @@ class _Grid:
 
     def __init__(self, problem: Problem, kinds: Sequence[Region]) -> None:
         self.kinds = kinds
-        numbers = [*problem.senders, *problem.receivers]
+        numbers = [*problem.holders, *problem.receivers]
         regions = [kinds[number] for number in numbers]
         self.total = math.lcm(*(region.heads.total for region in regions if region.heads))
         self.told_apart = any(region.heads for region in regions)
@@ -158,6 +170,7 @@ class _Grid:
                 f"cannot decide whether {words_of(problem.keys)} is written once: interleaves of {listed(sizes)} "
                 f"repeat together only after {self.span} rows"
             )
+        self.shape = len(self.cuts) - 1, self.span
         self.rows = {number: residues(kinds[number], self.span) for number in numbers}
 
     def _edges(self, region: Region) -> tuple[int, int]:
@@ -200,40 +213,55 @@ def _rows_in_words(rows: np.ndarray, held: np.ndarray) -> str:
     return f"all its rows ({text})" if (rows == held).all() else text
 
 
-def _faults_of(problem: Problem, kinds: Sequence[Region]) -> list[Fault]:
-    grid = _Grid(problem, kinds)
-    counts = np.zeros((len(grid.cuts) - 1, grid.span), np.int32)
+def _not_once(problem: Problem, grid: _Grid, keys: list[Key]) -> Iterator[Fault]:
+    """What a decode rank holds, and not exactly one prefill rank sends."""
+    counts = np.zeros(grid.shape, np.int32)
     for kind, ranks in problem.senders.items():
         heads, rows = grid.cells(kind)
         counts[heads] += rows * np.int32(len(ranks))
-    found: list[Fault] = []
     for kind, receivers in problem.receivers.items():
         heads, rows = grid.cells(kind)
-        wrong = np.zeros(counts.shape, bool)
+        wrong = np.zeros(grid.shape, bool)
         wrong[heads] = (counts[heads] != 1) & rows
-        for _ in range(_MOST_FAULTS):
-            if not wrong.any():
-                break
-            area, senders = _first_area(problem, grid, counts, wrong)
-            stretch = _stretch(area)
-            part = grid.part(stretch, area[stretch.start], rows, grid.total_of(kind))
-            found.append(Fault(problem.keys, part, receivers, senders))
-            wrong[stretch] &= ~area[stretch.start]
-    return found
+        for stretch, area, senders in _areas(grid, problem.senders, wrong):
+            yield Fault(keys, grid.part(stretch, area, rows, grid.total_of(kind)), receivers, senders)
 
 
-def _first_area(problem: Problem, grid: _Grid, counts: np.ndarray, wrong: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """The cells of `wrong` that the same ranks send as its first cell, and these ranks."""
-    cell = np.unravel_index(int(wrong.argmax()), wrong.shape)
-    area, senders = wrong & ((counts > 0) if counts[cell] else (counts == 0)), list[int]()
-    for kind, ranks in problem.senders.items():
+def _lost(problem: Problem, grid: _Grid, keys: list[Key]) -> Iterator[Fault]:
+    """What a prefill rank holds, and no decode rank."""
+    due = np.zeros(grid.shape, bool)
+    for kind in problem.receivers:
         heads, rows = grid.cells(kind)
-        sent = np.zeros(counts.shape, bool)
-        sent[heads] = rows
-        if sent[cell]:
-            senders += ranks
-        area &= sent == sent[cell]
-    return area, sorted(senders)
+        due[heads] |= rows
+    for kind in problem.holders:
+        heads, rows = grid.cells(kind)
+        lost = np.zeros(grid.shape, bool)
+        lost[heads] = rows & ~due[heads]
+        for stretch, area, holders in _areas(grid, problem.holders, lost):
+            due[stretch] |= area  # of several kinds that hold it, it is named for the first
+            yield Fault(keys, grid.part(stretch, area, rows, grid.total_of(kind)), [], holders)
+
+
+def _areas(
+    grid: _Grid, ranks: dict[int, list[int]], wrong: np.ndarray
+) -> Iterator[tuple[slice, np.ndarray, list[int]]]:
+    """The cells of `wrong`, cut into parts that the same of `ranks`, by kind, have: heads, rows, and these ranks."""
+    for _ in range(_MOST_FAULTS):
+        if not wrong.any():
+            break
+        cell = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        area, found = wrong.copy(), list[int]()
+        for kind, of_kind in ranks.items():
+            heads, rows = grid.cells(kind)
+            there = np.zeros(grid.shape, bool)
+            there[heads] = rows
+            if there[cell]:
+                found += of_kind
+            area &= there == there[cell]
+        stretch = _stretch(area)
+        rows = area[stretch.start].copy()
+        wrong[stretch] &= ~rows
+        yield stretch, rows, sorted(found)
 
 
 def _stretch(area: np.ndarray) -> slice:

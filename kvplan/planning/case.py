@@ -12,7 +12,8 @@ import numpy as np
 
 from ..errors import LayoutError, PlanError, shown
 from ..layout import Layout
-from ..pairing import PairingTables
+from ..layout.region import INT64_END, integer
+from ..pairing import PairingTables, Unsent
 from .pages import as_pages
 from .plan import Request
 from .requests import POSITIONS
@@ -29,14 +30,14 @@ class Case:
     Attributes:
         src, dst: the layouts.
         requests: what is planned; none where the file holds layouts alone.
-        allow_unsent: names for `pair`.
+        allow_unsent: names and (name, layer) pairs for `pair`.
         data: the whole file, with what else it says (`why`, `expected`, `error`, ...).
     """
 
     src: Layout
     dst: Layout
     requests: tuple[Request, ...]
-    allow_unsent: tuple[str, ...]
+    allow_unsent: tuple[Unsent, ...]
     data: dict[str, Any]
 
 
@@ -72,11 +73,14 @@ def _copy_list(pages: Any) -> Any:
 
 def as_case(pairing: PairingTables, requests: Iterable[Request]) -> dict[str, Any]:
     """The case of these requests, as `json.dump` takes it and `load` reads it back."""
-    unsent = {region.name for region in pairing.src.regions if region.key not in pairing.dst.by_key}
+    sent = {region.name for region in pairing.src.regions if region.key in pairing.dst.by_key}
+    unsent = sorted(region.key for region in pairing.src.regions if region.key not in pairing.dst.by_key)
+    # A name alone stands for all its layers.
+    allowed = dict.fromkeys((name, layer) if name in sent else name for name, layer in unsent)
     return {
         "src": pairing.src.to_dict(),
         "dst": pairing.dst.to_dict(),
-        "allow_unsent": sorted(unsent),
+        "allow_unsent": [item if isinstance(item, str) else list(item) for item in allowed],
         "requests": [_request_to_dict(request) for request in requests],
     }
 
@@ -120,7 +124,7 @@ def load(path: Path | str) -> Case:
     * `requests`: a list of objects with `src_pages`, `dst_pages`, and where they are not the default `src_start`,
       `dst_start`, `num_tokens`, `null_page`. What the arguments of `Pairing.plan` hold under the key None stands beside
       each under its name and `_for_others`. One request may also stand in the file itself. Layouts may stand alone.
-    * `allow_unsent`: as in `kvplan.pair`; by default none.
+    * `allow_unsent`: as in `kvplan.pair`, a list of "name" and ["name", layer]; by default none.
 
     Raises:
         LayoutError: the file is no such object. What it asks for is only checked by `pair` and `plan`.
@@ -137,18 +141,38 @@ def load(path: Path | str) -> Case:
     if missing:
         raise LayoutError(f"{path} lacks {sorted(missing)}")
     requests = data.get("requests", [data] if "src_pages" in data or "dst_pages" in data else [])
-    unsent = data.get("allow_unsent", [])
     if not isinstance(requests, list) or not all(isinstance(request, dict) for request in requests):
         raise LayoutError(f"{path}: requests must be a list of objects")
-    if not isinstance(unsent, list) or not all(isinstance(name, str) for name in unsent):
-        raise LayoutError(f"{path}: allow_unsent must be a list of names")
     return Case(
         src=_layout(data, "src", path),
         dst=_layout(data, "dst", path),
         requests=tuple(_request(request, path) for request in requests),
-        allow_unsent=tuple(unsent),
+        allow_unsent=tuple(names_of(data, "allow_unsent", path)),
         data=data,
     )
+
+
+def names_of(data: Mapping[str, Any], field: str, path: Path | str) -> list[Unsent]:
+    """The names and (name, layer) pairs that a file has in a field.
+
+    Raises:
+        LayoutError: the field is no list of "name" and ["name", layer].
+    """
+    given = data.get(field, [])
+    if not isinstance(given, list):
+        raise LayoutError(f"{path}: {field} must be a list, not {shown(given)}")
+    try:
+        return [_name_of(item, f"{field} item {number}") for number, item in enumerate(given)]
+    except LayoutError as error:
+        raise LayoutError(f"{path}: {error}") from None
+
+
+def _name_of(item: Any, what: str) -> Unsent:
+    if isinstance(item, str):
+        return item
+    if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
+        raise LayoutError(f'{what} must be "name" or ["name", layer], not {shown(item)}')
+    return item[0], integer(item[1], f"{what}: layer of {shown(item[0])}", -INT64_END, INT64_END)
 
 
 def _layout(data: dict[str, Any], side: str, path: Path | str) -> Layout:

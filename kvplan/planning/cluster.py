@@ -18,7 +18,7 @@ class Cluster:
         prefill: layout of each prefill rank that works on one request: all stages, all tensor-parallel ranks and
             replicas. A second instance, which serves other requests, is a cluster of its own.
         decode: layout of each decode rank that receives it.
-        allow_unsent: source regions that no decode rank need hold: names, or (name, layer) pairs.
+        allow_unsent: source regions that no decode rank need hold, whole or in part: names, or (name, layer) pairs.
         allow_unwritten: decode regions that no prefill rank need hold, for example those of a decode-only draft model:
             names, or (name, layer) pairs. Where one is sent in part, it must be sent whole.
 
@@ -71,13 +71,14 @@ class Cluster:
     def check(self) -> None:
         """Prove that the prefill ranks together write every region, layer, head and row of every decode rank once.
 
+        And that nothing is lost: every region, layer, head and row of a prefill rank is held by some decode rank.
         No page ids are needed: it is a proof about layouts, and holds for every request. It also refuses what `pairing`
         would refuse for any two ranks. 64 x 64 ranks of 100 regions take less than a second.
 
         Raises:
             PairingError: names what nobody sends, or which ranks send the same (name, layers, heads, row positions,
-                ranks): a few of them, the rest counted. Or, as `pair`, what cannot be paired; or a source region that
-                no decode rank holds.
+                ranks): a few of them, the rest counted. Or, as `pair`, what cannot be paired; or what a prefill rank
+                holds, and no decode rank.
         """
         columns = Columns(self.prefill, self.decode)
         self.check_pairs(columns)
@@ -89,5 +90,5 @@ class Cluster:
         columns.check_pairs()
 
     def faults(self, columns: Columns) -> list[coverage.Fault]:
-        """The second half of `check`: what is not written once. `columns`: of this cluster."""
-        return coverage.faults(columns, set(self.allow_unwritten))
+        """The second half of `check`: what is not written once, or lost. `columns`: of this cluster."""
+        return coverage.faults(columns, set(self.allow_unsent), set(self.allow_unwritten))

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
 from .reference_pairs import Pair, compression, interleave, pairs_of, run_rows
+from .reference_requests import Request, null_at, num_sent, requests_of, tokens_sent
 
 Triple = tuple[int, int, int]
 
@@ -88,28 +88,6 @@ def canonical(triples: Iterable[Triple]) -> list[Triple]:
     return merged
 
 
-# ------------------------------------------------------------------------------------------------------- page lists
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The lists that one pair is addressed through, and what is sent of them. `exact`: both lists start together.
-
-    Sent are the tokens from src_start on, `num_tokens` or what the source list covers, but for those before dst_start.
-    """
-
-    src_pages: list[int]
-    dst_pages: list[int]
-    src_start: int
-    dst_start: int
-    num_tokens: int | None
-    exact: bool
-    null: int | None = None  # the id that stands for no page
-
-    def is_null(self, page: int) -> bool:
-        return self.null is not None and page == self.null
-
-
 def moves(
     src_layout: Any,
     dst_layout: Any,
@@ -132,7 +110,7 @@ def moves(
     """
     pairs = pairs_of(src_layout, dst_layout, allow_unsent)
     given = {"src_start": src_start, "dst_start": dst_start, "num_tokens": num_tokens, "null_page": null_page}
-    requests = _requests(pairs, dst_layout, src_pages, dst_pages, **given)
+    requests = requests_of(pairs, dst_layout, src_pages, dst_pages, **given)
     for pair in pairs:
         _check_request(pair, requests[pair.dst.space])
     for space, request in requests.items():
@@ -144,8 +122,8 @@ def moves(
     _refuse_twice(src_layout, dst_layout, [(pairs, requests)])
     for pair in pairs:
         request = requests[pair.dst.space]
-        for token in () if request.null is None else _tokens_sent(pair, request):
-            (src_null, at), (dst_null, _) = _null_at(pair, request, token)
+        for token in () if request.null is None else tokens_sent(pair, request):
+            (src_null, at), (dst_null, _) = null_at(pair, request, token)
             if src_null != dst_null:
                 side = "source" if src_null else "destination"
                 raise PlanError(f"{pair}: token {token} is in the null page of the {side} alone, position {at}")
@@ -155,7 +133,7 @@ def moves(
 def check_batch(src_layout: Any, dst_layout: Any, requests: Iterable[Mapping[str, Any]]) -> None:
     """PlanError where requests, whose fields are arguments of `moves`, would write one physical page twice."""
     pairs = pairs_of(src_layout, dst_layout, [region.name for region in src_layout.regions])
-    _refuse_twice(src_layout, dst_layout, [(pairs, _requests(pairs, dst_layout, **given)) for given in requests])
+    _refuse_twice(src_layout, dst_layout, [(pairs, requests_of(pairs, dst_layout, **given)) for given in requests])
 
 
 def _blocks(region: Any) -> list[tuple[int, int]]:
@@ -166,14 +144,14 @@ def _blocks(region: Any) -> list[tuple[int, int]]:
     return [(pair.place(region, *cell), pair.per_head(region)) for cell in pair.cells()]
 
 
-def _refuse_twice(src_layout: Any, dst_layout: Any, batch: list[tuple[list[Pair], dict[str, _Request]]]) -> None:
+def _refuse_twice(src_layout: Any, dst_layout: Any, batch: list[tuple[list[Pair], dict[str, Request]]]) -> None:
     """Compare the memory of all pages that are written, of every destination region of their space."""
     sent = {(region.name, region.layer) for region in src_layout.regions}
     spans = []
     for number, (pairs, requests) in enumerate(batch):
         for space, request in requests.items():
             pair = next(pair for pair in pairs if pair.dst.space == space)
-            places = {(token - request.dst_start) // pair.dst.tokens for token in _tokens_sent(pair, request)}
+            places = {(token - request.dst_start) // pair.dst.tokens for token in tokens_sent(pair, request)}
             for place in sorted(places):
                 page = request.dst_pages[place] if place < len(request.dst_pages) else request.null
                 if page is None or request.is_null(page):
@@ -195,82 +173,9 @@ def _refuse_twice(src_layout: Any, dst_layout: Any, batch: list[tuple[list[Pair]
         open_spans.append(span)
 
 
-def _requests(
-    pairs: list[Pair],
-    dst_layout: Any,
-    src_pages: Any,
-    dst_pages: Any,
-    src_start: Any = 0,
-    dst_start: Any = None,
-    num_tokens: Any = None,
-    null_page: Any = None,
-) -> dict[str, _Request]:
-    """For each destination space that is written, its lists and positions."""
-    spaces = {region.space for region in dst_layout.regions}
-    src_lists, dst_lists = _by_space(src_pages, dst_pages, spaces)
-
-    requests = {}
-    for pair in pairs:
-        space = pair.dst.space
-        if space not in dst_lists:
-            raise PlanError(f"{pair} needs destination pages of space {space!r}, and none are given")
-        if space not in src_lists and None not in src_lists:
-            raise PlanError(f"{pair} needs source pages for space {space!r}, and none are given")
-        named = space in src_lists
-        start, begin, count = (
-            _position_for(space, named, given, usual)
-            for given, usual in ((src_start, 0), (dst_start, None), (num_tokens, None))
-        )
-        pages = src_lists[space] if named else src_lists[None]
-        exact = begin is None
-        null = null_page.get(space) if isinstance(null_page, Mapping) else null_page
-        requests[space] = _Request(pages, dst_lists[space], start, start if exact else begin, count, exact, null)
-    for space in null_page if isinstance(null_page, Mapping) else ():
-        if space not in spaces:
-            raise PlanError(f"null_page names {space!r}, and there are the spaces {sorted(spaces)}")
-    if None not in src_lists:
-        for given, usual in ((src_start, 0), (dst_start, None), (num_tokens, None)):
-            if not isinstance(given, Mapping) and given != usual:
-                raise PlanError(f"position {given} belongs to no list: all source lists are named")
-    for mine in (space for space in requests if space not in src_lists):
-        for other in (space for space in requests if space not in src_lists):
-            if requests[mine].src_start != requests[other].src_start:
-                raise PlanError(f"the one source list of {mine!r} and {other!r} cannot begin at two tokens")
-
-    return requests
-
-
-def _by_space(
-    src_pages: Any, dst_pages: Any, spaces: set[str]
-) -> tuple[dict[str | None, list[int]], dict[str, list[int]]]:
-    """Page lists keyed by destination space; the source list that serves every space not named has the key None."""
-    if not isinstance(src_pages, Mapping):
-        src_pages = {None: src_pages}
-    if not isinstance(dst_pages, Mapping):
-        if len(spaces) != 1:
-            raise PlanError(f"destination pages must be given by space: {sorted(spaces)}")
-        dst_pages = dict.fromkeys(spaces, dst_pages)
-    for space in [*src_pages, *dst_pages]:
-        if space is not None and space not in spaces:
-            raise PlanError(f"the destination has no space {space!r}, only {sorted(spaces)}")
-    return (
-        {space: [int(page) for page in pages] for space, pages in src_pages.items()},
-        {space: [int(page) for page in pages] for space, pages in dst_pages.items()},
-    )
-
-
-def _position_for(space: str, named: bool, given: Any, usual: Any) -> Any:
-    """What holds for a space of a position that is given: a number for all that is not named, or one for each space."""
-    if not isinstance(given, Mapping):
-        return usual if named else given
-    if given.get(space) is not None:
-        return given[space]
-    return given[None] if not named and given.get(None) is not None else usual
-
-
-def _check_request(pair: Pair, request: _Request) -> None:
+def _check_request(pair: Pair, request: Request) -> None:
     src, dst = pair.src, pair.dst
-    sent = _num_sent(pair, request)
+    sent = num_sent(pair, request)
     # Tokens that the destination list covers before the first of the source list; below 0, so many are not sent.
     before = request.src_start - request.dst_start
     if sent < 0 or request.src_start < 0 or request.dst_start < 0:
@@ -298,24 +203,6 @@ def _check_request(pair: Pair, request: _Request) -> None:
                 )
 
 
-def _num_sent(pair: Pair, request: _Request) -> int:
-    return len(request.src_pages) * pair.src.tokens if request.num_tokens is None else request.num_tokens
-
-
-def _tokens_sent(pair: Pair, request: _Request) -> range:
-    return range(max(request.src_start, request.dst_start), request.src_start + _num_sent(pair, request))
-
-
-def _null_at(pair: Pair, request: _Request, token: int) -> tuple[tuple[bool, int], tuple[bool, int]]:
-    """For each side: whether the page that holds the token is the null page, and its position."""
-    src_at = (token - request.src_start) // pair.src.tokens
-    dst_at = (token - request.dst_start) // pair.dst.tokens
-    return (
-        (request.is_null(request.src_pages[src_at]), src_at),
-        (request.is_null(request.dst_pages[dst_at]), dst_at),
-    )
-
-
 def _pages_for(tokens: int, tokens_per_page: int) -> int:
     pages = 0
     while pages * tokens_per_page < tokens:
@@ -326,7 +213,7 @@ def _pages_for(tokens: int, tokens_per_page: int) -> int:
 # --------------------------------------------------------------------------------------------------- what is moved
 
 
-def _walk(pair: Pair, request: _Request) -> list[list[Triple]]:
+def _walk(pair: Pair, request: Request) -> list[list[Triple]]:
     """For each piece, what moves: token by token over what is sent, each new page (or row) seen is moved once."""
     if pair.alike():
         return [list(_whole_pages(pair, request))]
@@ -335,17 +222,17 @@ def _walk(pair: Pair, request: _Request) -> list[list[Triple]]:
     return _rows(pair, request)
 
 
-def _tokens(pair: Pair, request: _Request, step: int) -> Iterator[int]:
+def _tokens(pair: Pair, request: Request, step: int) -> Iterator[int]:
     """The first token sent of every `step` tokens, counted from the start; none of a null page."""
     last = None
-    for token in _tokens_sent(pair, request):
+    for token in tokens_sent(pair, request):
         position = (token - request.src_start) // step
-        if position != last and not _null_at(pair, request, token)[0][0]:
+        if position != last and not null_at(pair, request, token)[0][0]:
             last = position
             yield token
 
 
-def _pages(pair: Pair, request: _Request) -> Iterator[tuple[int, int]]:
+def _pages(pair: Pair, request: Request) -> Iterator[tuple[int, int]]:
     """Addresses of the pages that hold each page of tokens."""
     src, dst = pair.src, pair.dst
     for token in _tokens(pair, request, src.tokens):
@@ -354,7 +241,7 @@ def _pages(pair: Pair, request: _Request) -> Iterator[tuple[int, int]]:
         yield src.base + src_page * src.page_stride, dst.base + dst_page * dst.page_stride
 
 
-def _whole_pages(pair: Pair, request: _Request) -> Iterator[Triple]:
+def _whole_pages(pair: Pair, request: Request) -> Iterator[Triple]:
     """Pages, padding and rows of tokens that are not sent included."""
     src, dst = pair.src, pair.dst
     nbytes = src.page_bytes if src.page_bytes == dst.page_bytes else src.rows * src.row_bytes
@@ -383,7 +270,7 @@ def _side_by_side(pair: Pair, rows: Iterable[int]) -> list[list[int]]:
     return [heads] if together else [[head] for head in heads]
 
 
-def _head_pages(pair: Pair, request: _Request, heads: list[int]) -> Iterator[Triple]:
+def _head_pages(pair: Pair, request: Request, heads: list[int]) -> Iterator[Triple]:
     """All rows of these heads, page by page."""
     nbytes = len(heads) * pair.src.rows * pair.per_head(pair.src)
     for src_page, dst_page in _pages(pair, request):
@@ -398,7 +285,7 @@ def _unit(pair: Pair) -> int:
     return next(n for n in range(min(rows), 0, -1) if not any(k % n for k in (*runs, *rows))) if runs else 1
 
 
-def _rows(pair: Pair, request: _Request) -> list[list[Triple]]:
+def _rows(pair: Pair, request: Request) -> list[list[Triple]]:
     """Every unit of rows that both sides hold, the same heads of it.
 
     Pieces are ordered by head, then by row of a unit where a unit is no block of memory, then by where in a run of the
