@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
 from ..planning import Plan
 from ..planning.packed import Packed, pack
 from .costs import Cost

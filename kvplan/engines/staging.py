@@ -15,7 +15,6 @@ from ..layout import Layout, Memory, Region
 
 if TYPE_CHECKING:
     from ..planning import Segment
-    from .pieces import Piece
 
 PIECE = 16 << 20  #: bytes of a slot by default
 _ALIGNED = 4096
@@ -65,9 +64,10 @@ class Staging:
         self.layout = Layout([Region("staging", 0, self._base, nbytes, 1, memory=self.memory)], page_size=1)
         self._owner: weakref.ref[Any] | None = None
         self._owning = threading.Lock()
-        # From here on guarded by the engine's lock. The slot used last is used next: it is in the cache.
+        # From here on guarded by the engine's lock. The slot used last is used next: it is in the cache. What waits are
+        # pieces (see pieces.py), each with its transfer.
         self._unused = list(range(self.slots))[::-1]
-        self._waiting: collections.deque[tuple[Piece, Any]] = collections.deque()
+        self._waiting: collections.deque[tuple[Any, Any]] = collections.deque()
 
     @property
     def free(self) -> int:
@@ -99,8 +99,8 @@ class Staging:
             return
         kind = "pinned DRAM" if self.pinned else str(self.memory)
         raise ValueError(
-            f"pages of {pages} cannot go by way of staging in {kind}: pages of a GPU need staging that is 'pinned' or on "
-            f"the same GPU, and pages of DRAM need staging in DRAM"
+            f"pages of {pages} cannot go by way of staging in {kind}: pages of a GPU need staging that is 'pinned' "
+            f"or on the same GPU, and pages of DRAM need staging in DRAM"
         )
 
     def _address(self, slot: int) -> int:
@@ -109,10 +109,10 @@ class Staging:
 
     # ---- slots, with the engine's lock held
 
-    def _queue(self, piece: Piece, transfer: Any) -> None:
+    def _queue(self, piece: Any, transfer: Any) -> None:
         self._waiting.append((piece, transfer))
 
-    def _take(self, piece: Piece, transfer: Any) -> bool:
+    def _take(self, piece: Any, transfer: Any) -> bool:
         """Wait until a piece that was queued has a slot; False when its transfer has ended, or is to, before that."""
         with transfer._changed:
             transfer._changed.wait_for(lambda: not transfer._wanted or (self._unused and self._waiting[0][0] is piece))
