@@ -184,8 +184,15 @@ class Plan:
         high, low = int((self.table[2] >> 32).sum()), int((self.table[2] & 0xFFFFFFFF).sum())
         return (high << 32) + low
 
-    def explain(self) -> str:
-        """In words: descriptors and bytes of each segment, and how large the descriptors are."""
+    def explain(self, engine: Any = None, *, op: str = "write", staging: Any = None) -> str:
+        """In words: descriptors and bytes of each segment, and how large the descriptors are.
+
+        Args:
+            engine: an `engines.Engine`: say too which descriptors it would send by way of staging with pack="auto", and
+                where tiny ones would go straight for want of staging.
+            op: "write" or "read", as for `submit`.
+            staging: an `engines.Staging`, or None where `submit` is given none.
+        """
         lines = [f"{len(self)} descriptors, {self.total_bytes} bytes"]
         for segment in self.segments:
             sizes = Counter(self.table[2, segment.start : segment.stop].tolist())
@@ -198,6 +205,8 @@ class Plan:
             rest = len(sizes) - len(common)
             text = ", ".join(f"{count} of {size} bytes" for size, count in common)
             lines.append(f"  {text}" + (f", and {rest} other sizes" if rest else ""))
+        if engine is not None:
+            lines += engine.explain_routes(self, op=op, staging=staging)
         return "\n".join(lines)
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:
