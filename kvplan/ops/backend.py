@@ -192,7 +192,7 @@ def _register_fallback() -> None:
 def _register_packing(extension: Path) -> None:
     """Torch ops do it on every device but the CPU, where they do it in place of the extension."""
     library = torch.library.Library("kvplan", "IMPL")
-    for key in ("CUDA", "XPU", "CPU"):
+    for key in ("CUDA", "XPU", *([] if extension.exists() else ["CPU"])):
         library.impl("pack", packing.pack, key)
     _registered.append(library)
 

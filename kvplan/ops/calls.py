@@ -276,8 +276,8 @@ def pack(
             zeros, and the other results are of no columns but for one of zeros in pieces.
 
     Raises:
-        RuntimeError: cuts do not rise from 0 to N, piece is below 1, or a tensor has another form. Pieces and
-            descriptors together may number 2^40.
+        RuntimeError: cuts do not rise from 0 to N; piece is below 1, or so small that there would be more than 2^24
+            pieces; or a tensor has another form.
     """
     return _pack(table, cuts, read, piece, edges)
 

@@ -12,7 +12,7 @@ import torch
 
 _LEAST = -1 << 63
 _MOST = (1 << 63) - 1
-_MOST_ATOMS = 1 << 40
+_MOST_PIECES = 1 << 24
 
 
 def pack(
@@ -32,8 +32,8 @@ def pack(
         info = torch.zeros(len(cuts) + 1, dtype=torch.int64)
         info[0] = bad
         return none, none.clone(), table.new_zeros((3, 1)), info.to(table.device)
-    if count > _MOST_ATOMS:
-        raise RuntimeError(f"piece {piece} makes {count} parts of these descriptors; at most 2^40 are possible")
+    if total // piece > _MOST_PIECES:
+        raise RuntimeError(f"piece is {piece}; so small that {total} bytes make more than 2^24 pieces")
 
     owner = numbers.repeat_interleave(atoms, output_size=count)
     atom_of = torch.cat([atoms.new_zeros(1), atoms.cumsum(0)])  # the first atom of each descriptor
