@@ -10,7 +10,7 @@ DEMO_ARGS ?=
 SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all help demo test full sglang soak bench bench-peers gpu-check lint clean
+.PHONY: all help demo test full sglang soak bench bench-routes bench-peers gpu-check lint clean
 
 all: $(VENV)/ready ## the environment in .venv
 
@@ -68,6 +68,11 @@ full: $(VENV)/built $(TRITON) ## all that is too long for CI: make sglang, make 
 
 bench: $(VENV)/built ## the table in README.md, and its plot
 	$(PY) -m bench
+
+# Two processes a case, over Mooncake and NIXL; minutes. BENCH_ROUTES_ARGS="--runs 1 --only cases" is sooner.
+BENCH_ROUTES_ARGS ?=
+bench-routes: $(VENV)/built ## direct, packed and few beside each other, every byte checked, and where they cross
+	$(PY) -m bench.routes $(BENCH_ROUTES_ARGS)
 
 bench-peers: ## SGLang's planner beside it, in an environment of its own (6 GB)
 	sh bench/peers/setup.sh

@@ -115,6 +115,11 @@ def _rows_text(results: dict[str, Any]) -> list[str]:
             row = find_case(results, what, case)
             cells.append("-" if row is None else f"{_time(row)} ({_ratio(row, ours)})")
         lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| `Plan.packed` of | descriptors | write | read |", "|---|---|---|---|"]
+    for case in ("DCP 8", "TP 4 to 8", "TP 4 to 8, in part"):
+        found = [find_case(results, f"packed, {op}", case) for op in ("write", "read")]
+        count = f"{found[0]['descriptors']:,}" if found[0] else "-"
+        lines.append(f"| {case} | {count} | {_time(found[0])} | {_time(found[1])} |")
     lines += ["", "| 64 requests of | plan_batch | plan, 64 times |", "|---|---|---|"]
     for pages in (4, 64, 512):
         case = f"64 requests of {pages} pages"

@@ -55,6 +55,24 @@ def test_rows_memset(benchmark, what):
     benchmark(lambda: ctypes.memset(table.data_ptr(), 0, table.nbytes))
 
 
+@pytest.mark.parametrize("op", ["write", "read"])
+@pytest.mark.parametrize("what", ROWS)
+def test_packed(benchmark, what, op):
+    """What `Plan.packed` adds to planning."""
+    pairing, (source, target) = ROWS[what]()
+    plan = pairing.plan(source, target)
+    benchmark.extra_info.update(what=f"packed, {op}", case=what, descriptors=len(plan))
+    benchmark(lambda: plan.packed(op))
+
+
+@pytest.mark.parametrize("op", ["write", "read"])
+def test_packed_131072(benchmark, op):
+    pairing, (source, target) = ROWS["TP 4 to 8"]()
+    plan = next(pairing.plan(source, target).chunks(131_072))
+    benchmark.extra_info.update(what=f"packed, {op}", case="TP 4 to 8, in part", descriptors=len(plan))
+    benchmark(lambda: plan.packed(op))
+
+
 @pytest.fixture(scope="module")
 def pairing() -> Pairing:
     from bench.test_plan import layout

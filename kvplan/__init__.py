@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .errors import LayoutError, PairingError, PlanError, TransferError, TransferTimeout
     from .layout import Heads, Interleave, Layout, Memory, Region, deepseek_v4, mha, mla
     from .ops import get_num_threads, set_num_threads
-    from .planning import Cluster, Pairing, Plan, Request, Segment, execute, pair
+    from .planning import Cluster, Packed, Pairing, Plan, Request, Segment, execute, pair
 
 __version__ = "0.1.0"
 
@@ -25,6 +25,7 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Memory",
+    "Packed",
     "Pairing",
     "PairingError",
     "Plan",

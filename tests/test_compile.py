@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from jobs import job_of, large_job
-from stage_inputs import random_cuts, random_pairs
+from stage_inputs import random_cuts, random_pairs, same
 from torch.library import opcheck
 
 import kvplan
@@ -146,6 +146,26 @@ def test_a_copy_that_names_nothing_is_not_dropped():
 
     torch.compile(bare, fullgraph=True)(table)
     assert dst.tolist() == [5] * 16
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_a_table_is_packed_while_compiled(compiler, dynamic):
+    torch._dynamo.reset()
+
+    def step(table, read, edges):
+        copies, merged, pieces, info = ops.pack(table, [0, 4, table.shape[1]], read, 40, edges)
+        return copies + 1, merged, pieces[2], info
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic, backend=compiler)
+    edges = torch.tensor([1 << 20, (1 << 20) + 32])
+    for count in (4, 6, 9):
+        numbers = torch.arange(count)
+        table = torch.stack([4096 + 100 * numbers, (1 << 20) + 16 * numbers, torch.full_like(numbers, 16)])
+        for read in (False, True):
+            same(compiled(table, read, edges), step(table, read, edges))
+    opcheck(OPS.pack.default, (table, [0, 4, 9], False, 40, edges))
+    opcheck(OPS.pack.default, (torch.full((3, 2), -1), [0, 2], True, 40, edges))
 
 
 def test_plan_into_is_plan_with_memory_of_the_callers():

@@ -19,6 +19,7 @@ import pytest
 import torch
 from engine_peer import need
 
+from kvplan import Heads
 from kvplan.demo import run
 from kvplan.demo.allocator import (
     OutOfPages,
@@ -316,6 +317,47 @@ def test_demo_over_every_engine(capfd, name, draft):
     assert code == run.RIGHT, out + err
 
 
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("route, tp", [("direct", "4:8"), ("packed", "4:8"), ("auto", "8:4")])
+def test_demo_moves_rows_by_every_route(capfd, name, route, tp):
+    need(name)
+    code = demo("--tokens", "700", "300", "--engine", name, "--route", route, "--tp", tp)
+    out, err = capfd.readouterr()
+    assert code == run.RIGHT, out + err
+    total = next(line.split() for line in out.splitlines() if line.startswith("total"))
+    assert total[1:5] == ["1,000", "5", "2", "4,000"]  # a row for each token, of K and V, of two layers
+    assert total[5] == f"{1000 * 4 * 512 / 1e6:.1f}"
+
+
+def test_demo_packs_whole_pages_too(mooncake, capfd):
+    code = demo("--tokens", "700", "300", "--route", "packed")
+    out, err = capfd.readouterr()
+    assert code == run.RIGHT, out + err
+
+
+def test_check_of_rows_knows_heads_and_tokens():
+    """Half of a page's heads come from the source, and only rows of tokens: all else must be as it was."""
+    mine, sent = Heads(4, 8, 8), Heads(4, 6, 8)
+    pools = Pools(8, heads=mine)
+    pools.fill(GUARD)
+    due = {"device": Due()}
+    due["device"].add(7, [3, 5], [1, 0], tokens=300)  # 256 rows, and 44
+    for region in pools.layout.regions:
+        view = pools.pages(region).view(8, 256, 4, 64)
+        keys = page_keys(SOURCE, pools.number[region.key], torch.tensor([1, 0]))
+        source = pattern(keys, 256 * 2 * 64).view(2, 256, 2, 64)
+        view[3, :, :2] = source[0]
+        view[5, :44, :2] = source[1, :44]
+    assert check(pools, due, sent) == []
+    region = pools.layout.by_key["v", 1]
+    view = pools.pages(region).view(8, 256, 4, 64)
+    for page, row, head, is_due in ((3, 0, 1, True), (3, 255, 2, True), (5, 44, 0, True), (6, 0, 0, False)):
+        view[page, row, head, 63] ^= 1 << 40
+        (errors,) = check(pools, due, sent)
+        assert (errors.name, errors.layer, errors.wrong_bytes, errors.due_pages) == ("v", 1, 1, int(is_due))
+        view[page, row, head, 63] ^= 1 << 40
+
+
 def test_check_finds_a_byte_in_the_draft_region():
     pools = Pools(8, 6, draft=True)
     pools.fill(GUARD)
@@ -332,7 +374,10 @@ def test_demo_refuses_what_it_cannot_run(capfd, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "available_memory", lambda: 1 << 20)
     assert demo() == run.FAILED
     assert "lower --requests or --tokens" in capfd.readouterr().err
-    for wrong in (["--tokens", "0"], ["--requests", "x"], ["--timeout", "0"], ["--engine", "none"]):
+    assert demo("--tp", "4:8", "--draft") == run.FAILED
+    assert "leave out --draft" in capfd.readouterr().err
+    for wrong in (["--tokens", "0"], ["--requests", "x"], ["--timeout", "0"], ["--engine", "none"], ["--tp", "4:3"],
+                  ["--tp", "4"], ["--tp", "0:8"], ["--tp", "4:-8"], ["--route", "fast"]):  # fmt: skip
         with pytest.raises(SystemExit):
             demo(*wrong)
 

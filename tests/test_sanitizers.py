@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitize"
 HERE = ROOT / "tests" / "sanitize"
-STAGES = ["properties", "plan", "runs", "descriptors", "pages", "copy", "device", "cases", "races"]
+STAGES = ["properties", "plan", "runs", "descriptors", "pages", "packed", "copy", "device", "cases", "races"]
 CORE = [f"tests/test_{name}.py" for name in STAGES]
 FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 LIMIT = 300  # seconds for any process here

@@ -431,7 +431,7 @@ def test_counts_of_peers_that_come_and_go_are_bounded():
     for number in range(3000):
         transfer = Transfer(sides.engine, plan, f"local:peer{number}", "write")
         transfer._last, transfer._end = plan, "arrived"
-        counters.moved(transfer)
+        counters.moved(transfer, len(plan), plan.total_bytes)
         counters.ended(transfer)
     stats = counters.stats([], [])
     assert len(stats.peers) == 1024 and stats.arrived == 3000 and stats.bytes == 3000 * 128

@@ -104,6 +104,13 @@ def _leave_with_parent(lifeline: socket.socket) -> None:
         os._exit(3)
 
 
+def heads_of(config: dict[str, Any], side: str) -> Any:
+    """The heads that the rank of "prefill" or "decode" holds; None without --tp."""
+    from .. import Heads
+
+    return None if config["tp"] is None else Heads(*config["tp"][side])
+
+
 def make_engine(name: str) -> Any:
     """The engine called `name` ("mooncake", "nixl" or "local"); over loopback, where it uses a network."""
     from .. import engines  # here, so that what needs no engine runs without one

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from .. import Layout, Memory, Region
+from .. import Heads, Layout, Memory, Region
+from .allocator import PAGE
 
 SOURCE, GUARD = 0, 1  # whose pattern: the prefill side's pages, or what the decode side's hold before anything arrives
 
@@ -53,6 +54,9 @@ def identify(word: int) -> tuple[int, int, int, int]:
     return key >> _REGION_BITS, key & (1 << _REGION_BITS) - 1, page, index
 
 
+# With --tp: one rank of each side, of a model with grouped-query attention. A row of a page is what a token has there.
+TP_HEADS, TP_HEAD_BYTES, TP_LAYERS = 8, 512, 2
+
 DRAFT = ("draft_kv", 0)  # a region that a decode side with a draft model holds, and no prefill side
 
 
@@ -73,17 +77,42 @@ def pool_layout(
     return Layout([*layout.regions, region], page_size=layout.page_size)
 
 
+def heads_layout(
+    place: int | Callable[[str, int, int], int], num_pages: int, heads: Heads, memory: Memory = Memory.DRAM
+) -> Layout:
+    """The regions of one rank that holds some heads, K and V of each layer; `place` as for `Layout.mha`."""
+    return Layout.mha(
+        place,
+        layers=TP_LAYERS,
+        num_pages=num_pages,
+        heads=heads,
+        page_size=PAGE,
+        head_bytes=TP_HEAD_BYTES,
+        memory=memory,
+    )
+
+
 class Pools:
     """The memory of one side: one buffer a space, all of it covered by the regions of a DeepSeek-V4-Flash layout.
 
     `num_host_pages` makes it a decode side: C4 KV lies in the host buffer. The device buffer is CUDA memory where there
-    is a GPU, else ordinary memory (and is declared as what it is). `draft` adds a region to which nothing is sent.
+    is a GPU, else ordinary memory (and is declared as what it is). `draft` adds a region to which nothing is sent. With
+    `heads`, the regions are those of a rank that holds these heads, all in one space.
     """
 
-    def __init__(self, num_pages: int, num_host_pages: int | None = None, draft: bool = False) -> None:
+    def __init__(
+        self, num_pages: int, num_host_pages: int | None = None, draft: bool = False, heads: Heads | None = None
+    ) -> None:
         cuda = torch.cuda.is_available()
         memory = Memory.VRAM(0) if cuda else Memory.DRAM
-        sizes = pool_layout(4096, num_pages, num_host_pages, draft)
+
+        def layout(place: int | Callable[[str, int, int], int], memory: Memory = Memory.DRAM) -> Layout:
+            if heads is not None:
+                return heads_layout(place, num_pages, heads, memory)
+            return pool_layout(place, num_pages, num_host_pages, draft, memory)
+
+        self.heads = heads
+        sizes = layout(4096)
         space_of = {region.key: region.space for region in sizes.regions}
         nbytes = dict.fromkeys(sizes.spaces, 0)
         for region in sizes.regions:
@@ -99,7 +128,7 @@ class Pools:
             taken[space] += size
             return self.buffers[space].data_ptr() + taken[space] - size
 
-        self.layout = pool_layout(place, num_pages, num_host_pages, draft, memory)
+        self.layout = layout(place, memory)
         if taken != {space: buffer.nbytes for space, buffer in self.buffers.items()}:
             raise AssertionError("the regions do not cover the pools: a check of the regions would miss bytes")
         # The same on both sides, whatever their order, and whether or not there is a draft.

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import Layout, Pairing, Plan, pair
-from ..engines import Peer
+from .. import Layout, Memory, Pairing, Plan, pair
+from ..engines import Peer, Staging
 from .allocator import PAGE, PageAllocator, Request, prefill_life, replay, stretches, workload
-from .channel import Channel, make_engine, run_child
+from .channel import Channel, heads_of, make_engine, run_child
 from .pools import SOURCE, Pools
+
+STAGING = 64 << 20  # bytes: four pieces
+PACK = {"direct": "never", "packed": "always", "auto": "auto"}  # by --route
 
 Call = tuple[np.ndarray, dict[str, np.ndarray], int, int]  # of `plan`: source pages, destination pages, start, tokens
 
@@ -43,6 +46,9 @@ class Sender:
         self.pools, self.engine = pools, engine
         self.chunk_tokens, self.one_space = config["chunk_tokens"], config["one_space"]
         self.deadline = time.monotonic() + config["timeout"]
+        self.pack: Any = PACK[config["route"]]
+        gpu = torch.cuda.is_available()
+        self.staging = None if self.pack == "never" else Staging(STAGING, memory="pinned" if gpu else Memory.DRAM)
         self.calls: list[Call] = []  # every call of `plan`, to be timed again beside the peers' forms
 
     def send(
@@ -65,7 +71,9 @@ class Sender:
             before = time.perf_counter()
             plan = self.plan(call)
             planned = time.perf_counter()
-            transfer = self.engine.submit(plan, self.peer, label=f"request {request.id}")
+            transfer = self.engine.submit(
+                plan, self.peer, label=f"request {request.id}", staging=self.staging, pack=self.pack
+            )
             transfer.wait(timeout=max(0.0, self.deadline - time.monotonic()))
             took["transfer_s"] += time.perf_counter() - planned
             took["plan_s"] += planned - before
@@ -159,7 +167,7 @@ def serve(config: dict[str, Any], parent: Channel, peer: Channel) -> None:
     churn, moved = workload(config["trace"], config["tokens"], config["requests"], config["seed"])
     allocators = {"device": PageAllocator(config["prefill_pages"], "sorted")}
     tables, turned_away = replay(churn, allocators, prefill_life, moved)
-    pools = Pools(config["prefill_pages"])
+    pools = Pools(config["prefill_pages"], heads=heads_of(config, "prefill"))
     engine = make_engine(config["engine"])
     engine.register(pools.layout)
     parent.send("progress", text="waiting for the decode side")
@@ -181,7 +189,7 @@ def serve(config: dict[str, Any], parent: Channel, peer: Channel) -> None:
         peer.send("sent", pages=pages)
         parent.send("request", id=request.id, tokens=request.tokens, pages=len(pages), **took)
     parent.send("progress", text=f"sent {sent / 1e6:,.0f} MB; timing other forms of the plans")
-    forms = sender.other_forms()
+    forms = sender.other_forms() if config["tp"] is None else []  # those are forms of plans of whole pages
     peer.send("end")
     parent.send(
         "done",

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
+from .. import Heads
 from .allocator import DEFAULT_TOKENS, DEFAULT_TRACE_REQUESTS, MAX_TOKENS, OutOfPages, workload
 from .channel import REPORTED, Channel
-from .pools import pool_layout
+from .pools import TP_HEADS, heads_layout, pool_layout
 
 RIGHT, WRONG, FAILED = 0, 1, 2  # exit codes
 
@@ -41,6 +42,25 @@ def _seconds(text: str) -> float:
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
     return value
+
+
+def _tp(text: str) -> tuple[int, int]:
+    sizes = text.split(":")
+    if len(sizes) != 2 or not all(size.isdecimal() and size.isascii() for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text} is not two numbers of ranks, such as 4:8")
+    prefill, decode = map(int, sizes)
+    for size in (prefill, decode):
+        if size < 1 or TP_HEADS % size:
+            raise argparse.ArgumentTypeError(f"{size} ranks cannot share {TP_HEADS} heads evenly")
+    return prefill, decode
+
+
+def _ranks(tp: tuple[int, int]) -> dict[str, tuple[int, int, int]]:
+    """`Heads` of the last decode rank, and of the prefill rank that has the first of them."""
+    mine, theirs = (TP_HEADS // size for size in tp)
+    first = TP_HEADS - theirs
+    rank = first // mine
+    return {"prefill": (rank * mine, (rank + 1) * mine, TP_HEADS), "decode": (first, TP_HEADS, TP_HEADS)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +93,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("mooncake", "nixl", "local"),
         default="mooncake",
         help="what carries the pages (default: %(default)s); local copies, with both sides in one process",
+    )
+    parser.add_argument(
+        "--route",
+        choices=("direct", "packed", "auto"),
+        default="auto",
+        help="send descriptors as they are, all by way of staging, or what is faster so (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tp",
+        type=_tp,
+        metavar="P:D",
+        help=f"one prefill rank of P sends to one decode rank of D: some of {TP_HEADS} heads, row by row, such as 4:8",
     )
     parser.add_argument(
         "--draft", action="store_true", help="let the decode side also hold a region of a draft model, never sent to"
@@ -109,7 +141,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def configure(args: argparse.Namespace) -> dict[str, Any]:
-    """What both processes are told. Raises DemoError when there is too little memory for it."""
+    """What both processes are told. Raises DemoError when there is too little memory, or options do not go together."""
+    if args.tp and (args.draft or args.one_space):
+        raise DemoError("--tp has one index space and no draft: leave out --draft and --one-space")
     _, moved = workload(args.trace, args.tokens, args.requests, args.seed)
     pages = sum(request.pages for request in moved)
     spare = max(64, pages // 2)  # for the traffic before them
@@ -122,20 +156,25 @@ def configure(args: argparse.Namespace) -> dict[str, Any]:
         "engine": args.engine,
         "one_space": args.one_space,
         "draft": args.draft,
+        "route": args.route,
+        "tp": _ranks(args.tp) if args.tp else None,
         "timeout": args.timeout,
         "prefill_pages": pages + spare,
         "host_pages": pages + spare,
         # More than host pages, so that with --one-space every host page id is also a valid device page id.
         "device_pages": pages + spare + spare // 4,
     }
-    config["pool_bytes"] = sum(
-        region.page_bytes * region.num_pages
-        for layout in (
+    if args.tp:
+        layouts = [
+            heads_layout(4096, config[pages], Heads(*config["tp"][side]))
+            for pages, side in (("prefill_pages", "prefill"), ("device_pages", "decode"))
+        ]
+    else:
+        layouts = [
             pool_layout(4096, config["prefill_pages"]),
             pool_layout(4096, config["device_pages"], config["host_pages"], config["draft"]),
-        )
-        for region in layout.regions
-    )
+        ]
+    config["pool_bytes"] = sum(region.page_bytes * region.num_pages for layout in layouts for region in layout.regions)
     available = available_memory()
     if available is not None and config["pool_bytes"] > 0.8 * available:
         raise DemoError(
@@ -334,23 +373,25 @@ def report(prefill: Child, decode: Child, seconds: float) -> int:
                 f"requests ({result['turned_away']:,} turned away for lack of pages)"
             )
     pair_ms = prefill.result["pair_s"] * 1e3
-    print(f"\nPairing the layouts, once per peer: {pair_ms:.2f} ms. All plans again, fastest of 5:\n")
-    print_table(
-        ["form", "descriptors", "Python ints", "MB", "ms"],
-        [
+    print(f"\nPairing the layouts, once per peer: {pair_ms:.2f} ms.", end=" ")
+    if forms := prefill.result["forms"]:
+        print("All plans again, fastest of 5:\n")
+        print_table(
+            ["form", "descriptors", "Python ints", "MB", "ms"],
             [
-                form["form"],
-                f"{form['descriptors']:,}",
-                f"{form['ints']:,}",
-                f"{form['bytes'] / 1e6:,.2f}",
-                f"{form['seconds'] * 1e3:,.2f}",
-            ]
-            for form in prefill.result["forms"]
-        ],
-    )
+                [
+                    form["form"],
+                    f"{form['descriptors']:,}",
+                    f"{form['ints']:,}",
+                    f"{form['bytes'] / 1e6:,.2f}",
+                    f"{form['seconds'] * 1e3:,.2f}",
+                ]
+                for form in forms
+            ],
+        )
     print(f"\nWhole run: {seconds:.1f} s.", end=" ")
     checked, errors = decode.result["checked_bytes"], decode.result["errors"]
-    print(f"Checked every byte of both decode pools: {checked:,} in {decode.result['check_s']:.1f} s.")
+    print(f"Checked every byte of {decode.result['pools']}: {checked:,} in {decode.result['check_s']:.1f} s.")
     if not errors:
         print(f"Every byte is right: {pages:,} pages hold what their source pages held, all else is untouched.")
         return RIGHT

@@ -2,6 +2,7 @@
 
 from .ascend import AscendEngine
 from .base import Engine
+from .costs import COSTS, Cost
 from .group import TransferGroup
 from .local import LocalEngine
 from .mooncake import MooncakeEngine
@@ -9,6 +10,7 @@ from .nixl import NixlEngine
 from .outcome import Times
 from .peer import Peer
 from .quarantine import Quarantine
+from .staging import Staging
 from .stats import PeerStats, Stats
 from .transfer import Transfer
 
@@ -21,8 +23,10 @@ KINDS: dict[str, type[Engine]] = {
 }
 
 __all__ = [
+    "COSTS",
     "KINDS",
     "AscendEngine",
+    "Cost",
     "Engine",
     "LocalEngine",
     "MooncakeEngine",
@@ -30,6 +34,7 @@ __all__ = [
     "Peer",
     "PeerStats",
     "Quarantine",
+    "Staging",
     "Stats",
     "Times",
     "Transfer",

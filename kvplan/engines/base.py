@@ -23,18 +23,24 @@ from ..planning import Plan
 from . import notices
 from .check import Spans, check, check_form, check_text, nearest
 from .collisions import Unsettled
+from .costs import Cost
 from .ending import Ending
 from .fences import Fences
-from .lanes import Lanes
+from .lanes import CALLS_PER_PEER, Lanes
 from .limits import seconds
 from .peer import Peer
+from .pieces import Call, Piece, carry
 from .registration import Registration
+from .routes import Pack, Work, stretches, words
+from .staging import PIECE, Staging
 from .stats import Counters, Stats
 from .transfer import Op, Outcome, Transfer
 from .waiting import Waiting
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from .pieces import Chunk
 
 _log = logging.getLogger("kvplan.engines")
 
@@ -48,6 +54,8 @@ class Engine(Ending, Registration):
     """
 
     session: str  #: name under which peers reach this engine; read it again after `register` and `unregister`
+    #: what descriptors and bytes cost here, by which pack="auto" decides; may be set. None: it never packs.
+    cost: Cost | None = None
 
     # Each kind of engine sets these.
     # Whether nothing is read or written any more once a call has failed.
@@ -79,6 +87,7 @@ class Engine(Ending, Registration):
         # What is to be called once the lock is free: callbacks, log lines.
         self._events: collections.deque[Callable[[], object]] = collections.deque()
         self._declared: dict[str, Peer] = {}
+        self._stagings: list[Staging] = []
         self._notices = notices.Notices(self._receive_notices)
 
     # ---- what a kind of engine supplies, beside `_register` and `_unregister`
@@ -130,6 +139,8 @@ class Engine(Ending, Registration):
         notify: bytes | None = None,
         label: str | None = None,
         queue_behind: bool = False,
+        staging: Staging | None = None,
+        pack: Pack = "auto",
     ) -> Transfer:
         """Check every descriptor, then carry `plan` out in the background.
 
@@ -147,12 +158,17 @@ class Engine(Ending, Registration):
             queue_behind: what to do if the plan conflicts with an unsettled transfer of this engine. True: start when
                 that transfer has settled. False: raise PlanError. Two transfers conflict if one writes a byte, here or
                 at the peer, that the other reads or writes.
+            staging: memory through which small descriptors go as few large ones; see docs/packing.md. The first use
+                registers it with this engine, as `register` does.
+            pack: what goes by way of `staging`. "auto": what is faster so, by `cost`. "always": all; "never": nothing.
 
         Raises:
             PlanError: a descriptor is empty, or leaves what is registered; or the plan conflicts with an unsettled
                 transfer.
-            ValueError: an argument is out of its range, or the engine has no notices.
-            RuntimeError: the engine is closed, or was made in another process, or no thread can be started.
+            ValueError: an argument is out of its range, or the engine has no notices; or the staging belongs to another
+                engine, or cannot hold bytes of these pages.
+            RuntimeError: the engine is closed, or was made in another process, or no thread can be started; or it
+                refused to register the staging.
         """
         self._lanes.check_process()
         if op not in ("write", "read"):
@@ -161,14 +177,21 @@ class Engine(Ending, Registration):
             raise ValueError(f"label must be a string, not {shown(label)}")
         if notify is not None:
             self._check_notice(notify)
+        if pack not in ("auto", "never", "always"):
+            raise ValueError(f"pack must be 'auto', 'never' or 'always', not {shown(pack)}")
+        if staging is not None and not isinstance(staging, Staging):
+            raise TypeError(f"staging must be a Staging, not a {type(staging).__name__}")
+        if pack == "always" and staging is None:
+            raise ValueError("pack='always' needs staging=Staging(nbytes)")
         target = self._peer(plan, peer, op)
         plan = _copied(plan)
         spans: Spans | None = None
+        work: Work | None = None
         while True:
             with self._lock:
                 now = self._usable_spans()
                 if now is spans:  # what was checked against still holds
-                    transfer = Transfer(self, plan, target.session, op, notify, label)
+                    transfer = Transfer(self, plan, target.session, op, notify, label, work)
                     met = self._unsettled_transfers.collisions(plan, transfer._key, op)
                     if not met or queue_behind:
                         self._enqueue(transfer, plan, set(met))
@@ -179,6 +202,8 @@ class Engine(Ending, Registration):
             if not met:
                 source, destination = (now, target._spans) if op == "write" else (target._spans, now)
                 check(plan, source, destination, op)
+                if work is None and staging is not None:
+                    work = self._packing(plan, target, op, staging, pack)
             elif not any([other.settle(0) for other in met]):  # settled meanwhile, perhaps, and nobody has asked
                 other, where = next(iter(met.items()))
                 more = f" (and {len(met) - 1} more)" if len(met) > 1 else ""
@@ -188,6 +213,25 @@ class Engine(Ending, Registration):
                 )
         self._run_callbacks()
         return transfer
+
+    def _packing(self, plan: Plan, peer: Peer, op: Op, staging: Staging, pack: Pack) -> Work | None:
+        """What goes by way of staging, and what does not; None where nothing does. The plan has been checked."""
+        parts = stretches(plan, op, pack, self.cost, staging.piece)
+        if not any(part.packed for part in parts):
+            return None
+        for segment in plan.segments:
+            if any(part.packed and segment.start <= part.start < segment.stop for part in parts):
+                staging._check_reach(segment, op)
+        # Two pieces, of one transfer or of two, together keep to the limit of descriptors with the engine.
+        most = None if self.max_in_flight is None else max(1, self.max_in_flight // CALLS_PER_PEER)
+        work = Work(plan, op, staging, parts, peer._spans, self._chunks, most)
+        staging._attach(self)
+        return work
+
+    def explain_routes(self, plan: Plan, *, op: Op = "write", staging: Staging | None = None) -> list[str]:
+        """Lines that say what pack="auto" would send by way of staging, and what that saves; see `Plan.explain`."""
+        piece = PIECE if staging is None else staging.piece
+        return words(stretches(plan, op, "auto", self.cost, piece), self.cost, piece, staging is not None)
 
     def _enqueue(self, transfer: Transfer, plan: Plan, behind: set[Transfer]) -> None:
         """Queue what has been checked. Called with the lock held; a RuntimeError leaves nothing behind."""
@@ -222,29 +266,33 @@ class Engine(Ending, Registration):
             known = self._declared[peer] = Peer(peer, layout)
         return known
 
-    def _carry(self, transfer: Transfer, chunk: Plan) -> float:
+    def _carry(self, transfer: Transfer, chunk: Chunk) -> float:
         """Do one call of the engine, in a thread of its lane; for how many seconds its descriptors count on."""
-        begun = time.monotonic()
-        cause: BaseException | None = None
         told = False
         with _nvtx(transfer):
-            try:
-                outcome = self._move(transfer.peer, chunk, transfer.op) if len(chunk) else Outcome()
-            except Exception as error:
-                outcome, cause = Outcome(None), error.with_traceback(None)  # its frames hold the engine's objects
-            if outcome.code == 0 and transfer._next is None and transfer._notify and not transfer.done():
+            call = carry(transfer, chunk, self._move) if isinstance(chunk, Piece) else self._call(transfer, chunk)
+            outcome, cause = call.outcome, call.cause
+            last = transfer._next is None and len(transfer._jobs) == 1
+            if outcome is not None and outcome.code == 0 and last and transfer._notify and not transfer.done():
                 try:
                     self._tell(transfer.peer, transfer._notify)
                     told = True
                 except Exception as error:
                     cause = RuntimeError(f"all arrived, but the peer could not be told: {error}")
         with self._lock:
-            transfer._call_returned(outcome, cause, told)
-            if self._in_order:
-                self._fences.ended(transfer, begun)
+            transfer._call_returned(chunk, outcome, cause, told)
+            if self._in_order and call.begun is not None:
+                self._fences.ended(transfer, call.begun)
         self._run_callbacks()
         # The engine may still hold the descriptors of a failed call: they go on counting against the limit.
-        return self._settle_s if outcome.code != 0 and outcome.started else 0.0
+        return self._settle_s if outcome is not None and outcome.code != 0 and outcome.started else 0.0
+
+    def _call(self, transfer: Transfer, chunk: Plan) -> Call:
+        begun = time.monotonic()
+        try:
+            return Call(self._move(transfer.peer, chunk, transfer.op) if len(chunk) else Outcome(), None, begun)
+        except Exception as error:  # its frames hold the engine's objects
+            return Call(Outcome(None), error.with_traceback(None), begun)
 
     def _under_way(self) -> int:
         return sum(transfer._busy or not transfer.done() for transfer in self._transfers)
@@ -275,6 +323,7 @@ class Engine(Ending, Registration):
             return
         if transfer.times.settled is None:
             transfer.times.settled = time.monotonic()
+        transfer._free_slots()
         self._unsettled_transfers.discard(transfer)
         self._waiting.settled(transfer)
 
@@ -290,7 +339,7 @@ class Engine(Ending, Registration):
 
     def _where(self, transfer: Transfer) -> str:
         """Between which regions the first descriptor goes that did not arrive, for messages."""
-        chunk = transfer._last
+        chunk = transfer._last.plan if isinstance(transfer._last, Piece) else transfer._last
         if chunk is None or not len(chunk):
             return ""
         src, dst = (int(word) % (1 << 64) for word in chunk.table[:2, 0])

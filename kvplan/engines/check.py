@@ -67,6 +67,10 @@ class Spans:
         bases, room = self._span_of(memory, addresses)
         return _beyond(addresses - bases, nbytes, room)
 
+    def bases(self, memory: Memory) -> np.ndarray:
+        """Where the spans of one memory begin: uint64, ascending."""
+        return self._tables[memory][0] if memory in self._tables else np.empty(0, np.uint64)
+
     def _span_of(self, memory: Memory, addresses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(base, size) of the last span that begins at or before each address.
 

@@ -41,7 +41,7 @@ class Unsettled:
 
     def __init__(self) -> None:
         self._touched: dict[Place, dict[Transfer, list[torch.Tensor]]] = {}
-        self._by_key: dict[str, dict[Transfer, None]] = {}  # in the order in which they ended
+        self._by_key: dict[str, dict[Transfer, set[Place]]] = {}  # in the order in which they ended
 
     def __iter__(self) -> Iterator[Transfer]:
         return (transfer for one in list(self._by_key.values()) for transfer in list(one))
@@ -51,18 +51,19 @@ class Unsettled:
         return list(self._by_key.get(key, ()))
 
     def add(self, transfer: Transfer) -> None:
-        """Take a transfer in, with what it last had with the engine."""
-        if transfer in self._by_key.get(transfer._key, ()) or transfer._last is None:
+        """Take a transfer in, with what it last had with the engine, or with a thread."""
+        plans = transfer._touches()
+        if transfer in self._by_key.get(transfer._key, ()) or not plans:
             return
-        self._by_key.setdefault(transfer._key, {})[transfer] = None
-        for place, _, part in ranges(transfer._last, transfer._key, transfer.op):
-            self._touched.setdefault(place, {}).setdefault(transfer, []).append(_sorted(part))
+        places = self._by_key.setdefault(transfer._key, {})[transfer] = set()
+        for plan in plans:
+            for place, _, part in ranges(plan, transfer._key, transfer.op):
+                places.add(place)
+                self._touched.setdefault(place, {}).setdefault(transfer, []).append(_sorted(part))
 
     def discard(self, transfer: Transfer) -> None:
         """It is settled."""
-        if transfer not in self._by_key.get(transfer._key, ()) or transfer._last is None:
-            return
-        for place, _, _ in ranges(transfer._last, transfer._key, transfer.op):
+        for place in self._by_key.get(transfer._key, {}).get(transfer, ()):
             _remove(self._touched, place, transfer)
         _remove(self._by_key, transfer._key, transfer)
 

@@ -112,6 +112,7 @@ class Ending(abc.ABC):
                 self._lanes.wait(lambda: not self._under_way() or self._stands_still(), left(deadline))
                 for transfer in [t for t in self._transfers if not t.done()]:
                     transfer._stop = "the engine was closed before it was done"
+                    transfer._changed.notify_all()  # a piece may be waiting for staging
                     if not transfer._busy:
                         transfer._close("failed", transfer._stop)
                 over = self._lanes.wait(lambda: not self._lanes.calls, left(deadline))

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from ..planning import Plan
+    from .pieces import Chunk
     from .transfer import Transfer
 
 _log = logging.getLogger("kvplan.engines")
@@ -29,7 +29,7 @@ CALLS_PER_PEER = 2
 _IDLE_S = 10.0  # after which a thread that nobody needs ends
 _EXIT_S = 5.0  # at the end of the process: how long calls at work are waited for
 
-Job: TypeAlias = "tuple[Transfer, Plan]"
+Job: TypeAlias = "tuple[Transfer, Chunk]"
 Lock: TypeAlias = "threading.RLock"
 
 
@@ -71,7 +71,7 @@ class Lanes:
     def __init__(
         self,
         lock: Lock,
-        carry: Callable[[Transfer, Plan], float],
+        carry: Callable[[Transfer, Chunk], float],
         limit: Callable[[], int | None],
         name: str,
     ) -> None:
@@ -189,16 +189,20 @@ class Lanes:
                     self._drop(lane)
                     return
 
-    def _ended(self, lane: Lane, transfer: Transfer, chunk: Plan, hold: float) -> None:
+    def _ended(self, lane: Lane, transfer: Transfer, chunk: Chunk, hold: float) -> None:
         lane.calls -= 1
         self.calls -= 1
         if hold:
             lane.held.append((time.monotonic() + hold, len(chunk)))
         else:
             lane.in_flight -= len(chunk)
-        if not transfer.done():
-            lane.queue.append(transfer)  # in turn with the others to this peer
+        self._requeue(lane, transfer)
         self._changed.notify_all()
+
+    def _requeue(self, lane: Lane, transfer: Transfer) -> None:
+        """Queue it in turn with the others to this peer, where it has something that may be carried now."""
+        if transfer._may_take() and transfer not in lane.queue:
+            lane.queue.append(transfer)
 
     def _next(self, lane: Lane) -> Job | None:
         """What this thread does next for the lane; waits where that depends on time alone."""
@@ -232,6 +236,7 @@ class Lanes:
                 lane.calls += 1
                 self.calls += 1
                 lane.in_flight += len(chunk)
+                self._requeue(lane, transfer)  # of two pieces, one is copied here while the engine moves the other
                 return transfer, chunk
         return None
 

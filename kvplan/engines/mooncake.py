@@ -16,6 +16,7 @@ from ..layout import Memory
 from ..planning import Plan, Segment
 from .base import Engine
 from .check import Span, Spans, check_text
+from .costs import COSTS
 from .transfer import Op, Outcome
 
 # Over TCP Mooncake 0.3.13 queues 1024 descriptors a peer and lets 1024 more wait; any beyond fail, and with them the
@@ -91,6 +92,7 @@ class MooncakeEngine(Engine):
             raise ValueError(f"max_in_flight is {limit}; over TCP Mooncake fails with more than {_TCP_LIMIT}")
         if calls not in ("sync", "async"):
             raise ValueError(f"calls must be 'sync' or 'async', not {calls!r}")
+        self.cost = COSTS["mooncake", protocol]
         self._in_order = tcp  # of RDMA, with its many queue pairs, this is not known
         self._calls = calls
         engine = _transfer_engine()

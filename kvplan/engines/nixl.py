@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import limits, nixl_load, nixl_session
 from .base import Engine
 from .check import Span, Spans
+from .costs import COSTS
 from .nixl_peers import Loaded, Peers
 from .nixl_rows import refusal, sides
 from .transfer import Op, Outcome
@@ -95,6 +96,7 @@ class NixlEngine(Engine):
         if backend == "UCX":
             nixl_load.check_ucx()
         self.backend = backend
+        self.cost = COSTS.get(("nixl", nixl_load.transport(backend)))
         self._nixl = nixl_load.load()
         self._agent: Any = None
         self._gate = threading.Condition()  # guards all below

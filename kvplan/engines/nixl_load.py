@@ -22,6 +22,14 @@ def check_ucx() -> None:
         raise RuntimeError(_NO_RDMA)
 
 
+def transport(backend: str) -> str:
+    """Over what a back end goes here, as `COSTS` calls it; the name of another back end as it is."""
+    if backend != "UCX":
+        return backend.lower()
+    only_tcp = set(os.environ.get("UCX_TLS", "all").split(",")) <= {"tcp", "self", "sysv", "posix", "sm", "shm"}
+    return "tcp" if only_tcp or not _has_rdma() else "rdma"
+
+
 def load() -> Any:
     """NIXL's Python API; ImportError says what to install."""
     reasons = []

@@ -20,7 +20,7 @@ class PeerStats:
     Attributes:
         bytes, descriptors: confirmed to have arrived, a chunk at a time; from the peer as well, where transfers read.
         arrived, failed, cancelled: transfers, by their end.
-        in_flight: transfers with a call of the engine at work now.
+        in_flight: transfers with a call of the engine, or a copy into or out of staging, at work now.
         queued: transfers that have not ended, with no call at work now.
         unsettled: transfers that failed or were cancelled, and may still read or write their pages.
     """
@@ -49,10 +49,10 @@ class Counters:
         self._all: collections.Counter[str] = collections.Counter()
         self._peers: collections.OrderedDict[str, collections.Counter[str]] = collections.OrderedDict()
 
-    def moved(self, transfer: Transfer) -> None:
-        """The chunk that it had last has arrived."""
-        if transfer._last is not None and not transfer._is_fence:
-            self._add(transfer._peer_name, bytes=transfer._last.total_bytes, descriptors=len(transfer._last))
+    def moved(self, transfer: Transfer, descriptors: int, nbytes: int) -> None:
+        """So many of its descriptors, and bytes, have arrived."""
+        if not transfer._is_fence:
+            self._add(transfer._peer_name, bytes=nbytes, descriptors=descriptors)
 
     def ended(self, transfer: Transfer) -> None:
         assert transfer._end is not None

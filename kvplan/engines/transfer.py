@@ -6,12 +6,13 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import TransferError, TransferTimeout, clipped
 from .limits import deadline_of, left, seconds
 from .outcome import Op, Outcome, Times, waiter
+from .pieces import Chunk, Piece
 
 if TYPE_CHECKING:
     from ..planning import Plan
@@ -40,7 +41,14 @@ class Transfer:
     """
 
     def __init__(
-        self, engine: Owner, plan: Plan, session: str, op: Op, notify: bytes | None = None, label: str | None = None
+        self,
+        engine: Owner,
+        plan: Plan,
+        session: str,
+        op: Op,
+        notify: bytes | None = None,
+        label: str | None = None,
+        chunks: Iterable[Chunk] | None = None,
     ) -> None:
         self.peer = session
         self.op: Op = op
@@ -53,13 +61,17 @@ class Transfer:
         self._key = engine._key_of(session)
         self._peer_name = engine._peer_name(session)
         self._notify = notify  # still to be told to the peer
-        self._chunks: Iterator[Plan] = engine._chunks(plan) if self.descriptors else iter([plan] if notify else [])
-        self._next: Plan | None = next(self._chunks, None)
-        self._last: Plan | None = None  # what the engine had last
+        if chunks is None or not self.descriptors:
+            chunks = engine._chunks(plan) if self.descriptors else [plan] if notify else []
+        self._chunks: Iterator[Chunk] = iter(chunks)
+        self._next: Chunk | None = next(self._chunks, None)
+        self._last: Chunk | None = None  # taken last; the one that failed, where one did
+        self._jobs: list[Chunk] = []  # with a thread each: one, or two pieces of staging, in order
+        self._held: list[Piece] = []  # that failed, whose slots of staging the engine may still use
         self._changed = threading.Condition(engine._lock)
         self._arrived = 0  # descriptors [0, arrived) are where they belong
         self._sent = 0  # descriptors [arrived, sent) are with the engine, or were when it failed
-        self._busy = False  # the engine is at work on them now
+        self._goes_on = False  # a call has failed, and the engine may go on with it
         self._end: Literal["arrived", "failed", "cancelled"] | None = None
         self._why: str | None = None  # it was cancelled, or failed without a call
         self._failure: tuple[Any, BaseException | None] | None = None  # code, exception
@@ -77,11 +89,17 @@ class Transfer:
             self.times.last_byte = self.times.ended = self.times.settled = self.times.submitted
 
     @property
+    def _busy(self) -> bool:
+        """A call of the engine, or a copy into or out of staging, is at work on it."""
+        return bool(self._jobs)
+
+    @property
     def arrived(self) -> int:
         """Descriptors confirmed to have arrived: those of the plan before this number.
 
         It grows by a chunk at a time, when the engine's call for it has ended: at most `Engine.max_in_flight`
-        descriptors; the whole plan where that is None.
+        descriptors; the whole plan where that is None. What goes through staging arrives by pieces. What is read
+        through staging has arrived when it is where it belongs.
         """
         return self._arrived
 
@@ -99,7 +117,7 @@ class Transfer:
                 return self._end
             if self._behind is not None:
                 return "waiting"
-            return "moving" if self._busy or self._sent else "queued"
+            return "moving" if self._sent or any(not isinstance(job, Piece) for job in self._jobs) else "queued"
 
     def __repr__(self) -> str:
         with self._changed:
@@ -227,7 +245,7 @@ class Transfer:
         return (
             self._end is not None
             and not self._busy
-            and (self._known_settled or self._sent == self._arrived or self._engine._stops_on_failure)
+            and (self._known_settled or not self._goes_on or self._engine._stops_on_failure)
         )
 
     def _ask(self, deadline: float) -> str | None:
@@ -254,7 +272,9 @@ class Transfer:
                 with self._changed:
                     self._asking = False
                     if arrived:
-                        self._all_sent_arrived()
+                        # Of a piece, more may be missing than this one call.
+                        if self._last is not None and not isinstance(self._last, Piece):
+                            self._count(self._sent, self._last.total_bytes)
                         self._show_settled()
                     elif reason is not None and self._peer_gone:
                         self._show_settled()
@@ -299,31 +319,71 @@ class Transfer:
 
     # ---- for the engine, with its lock held
 
-    def _take(self) -> Plan | None:
-        """The next chunk, now with the engine; None when there is none or none is wanted."""
-        chunk = None if self._end is not None else self._next
+    def _touches(self) -> list[Plan]:
+        """The descriptors of which something may be under way once it has ended."""
+        chunks = dict.fromkeys((*self._jobs, *self._held, *([] if self._last is None else [self._last])))
+        return [chunk.plan if isinstance(chunk, Piece) else chunk for chunk in chunks]
+
+    def _may_take(self) -> bool:
+        """Whether a thread may take the next chunk now: the last one has ended, or both are pieces of staging."""
+        if self._end is not None or self._next is None:
+            return False
+        return not self._jobs or (
+            len(self._jobs) == 1 and isinstance(self._jobs[0], Piece) and isinstance(self._next, Piece)
+        )
+
+    def _take(self) -> Chunk | None:
+        """The next chunk, now with a thread; None when there is none or none is wanted."""
+        chunk = self._next if self._may_take() else None
         if chunk is not None:
-            if self.times.first_call is None:
-                self.times.first_call = time.monotonic()
-            self._sent += len(chunk)
-            self._busy = True
+            self._jobs.append(chunk)
             self._last = chunk
+            if isinstance(chunk, Piece):  # `carry` says when the engine is given it
+                chunk.queue(self)
+            else:
+                self._begin(chunk)
             self._next = next(self._chunks, None)
         return chunk
 
-    def _call_returned(self, outcome: Outcome, cause: BaseException | None, told: bool = False) -> None:
-        """The engine is through with the chunk it took; `told` if the peer has been sent the notice as well."""
-        self._busy = False
-        self._ended = time.monotonic()
+    @property
+    def _wanted(self) -> bool:
+        """Whether more of it is to be started."""
+        return self._end is None and self._stop is None
+
+    def _begin(self, chunk: Chunk) -> None:
+        """The engine is given it now."""
+        if self.times.first_call is None:
+            self.times.first_call = time.monotonic()
+        self._sent = chunk.reached if isinstance(chunk, Piece) else self._sent + len(chunk)
+
+    def _call_returned(
+        self, chunk: Chunk, outcome: Outcome | None, cause: BaseException | None, told: bool = False
+    ) -> None:
+        """The engine is through with a chunk; `told` if the peer has been sent the notice as well.
+
+        No outcome: the engine was not given it.
+        """
+        self._jobs.remove(chunk)
+        failed = cause is not None or (outcome is not None and outcome.code != 0)
+        goes_on = outcome is not None and outcome.code != 0 and outcome.started
+        if outcome is not None:
+            self._ended = time.monotonic()
+            if outcome.code == 0 and self._failure is None:
+                self._chunk_arrived(chunk)  # behind a failure, what arrives is not the next
+            elif not outcome.started:
+                self._sent = chunk.before if isinstance(chunk, Piece) else self._arrived
+            self._goes_on |= goes_on
         if told:
             self._notify = None
-        if outcome.code == 0:
-            self._all_sent_arrived()
-        elif not outcome.started:
-            self._sent = self._arrived
-        if outcome.code != 0 or cause is not None:
-            self._failure = (outcome.code or None, cause)
-            self._finished = outcome.finished
+        if isinstance(chunk, Piece):
+            if goes_on:
+                self._held.append(chunk)
+            else:
+                chunk.free()
+        if failed and self._failure is None:
+            self._last = chunk
+            self._failure = ((outcome.code if outcome else 0) or None, cause)
+            self._finished = outcome.finished if outcome else None
         if self._peer_gone and (self.op == "write" or self._finished is None):
             self._known_settled = True
         if self._end is not None:  # cancelled meanwhile
@@ -336,12 +396,24 @@ class Transfer:
             self._close("failed", self._stop)
         self._changed.notify_all()
 
-    def _all_sent_arrived(self) -> None:
-        if self._sent > self._arrived:
-            self._engine._counters.moved(self)
-            self._arrived = self._sent
-        if self._arrived == self.descriptors:
+    def _chunk_arrived(self, chunk: Chunk) -> None:
+        if isinstance(chunk, Piece):
+            self._count(chunk.complete, chunk.nbytes)
+        else:
+            self._count(self._sent, chunk.total_bytes)
+
+    def _count(self, arrived: int, nbytes: int) -> None:
+        """So many descriptors have arrived now, with `nbytes` that had not before."""
+        self._engine._counters.moved(self, arrived - self._arrived, nbytes)
+        self._arrived = arrived
+        if arrived == self.descriptors:
             self.times.last_byte = time.monotonic()
+
+    def _free_slots(self) -> None:
+        """It has settled: nothing uses its slots of staging any more."""
+        for piece in self._held:
+            piece.free()
+        self._held.clear()
 
     def _close(self, end: Literal["arrived", "failed", "cancelled"], why: str | None = None) -> None:
         self._end, self._why = end, why

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -60,6 +62,11 @@ class Layout:
         return mine == (other.regions, other.page_size, other.replica)
 
     __hash__ = None  # type: ignore[assignment]
+
+    @functools.cached_property
+    def bases(self) -> array[int]:
+        """Addresses at which its regions begin, as unsigned 64-bit words: ascending, none twice."""
+        return array("Q", sorted({region.base for region in self.regions}))
 
     def memory_spans(self) -> list[tuple[Memory, int, int]]:
         """What an engine must register: sorted (memory, base, nbytes), the fewest that hold all regions.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from . import kernels, plain
+from . import kernels, packing, plain
 
 EXTENSION = Path(__file__).parents[1] / "_C.so"
 GPU_BACKENDS = ("cuda", "cupy", "triton")
@@ -157,6 +157,7 @@ def register(extension: Path) -> None:
         warnings.warn(f"kvplan plans with its slow oracle: {cpu.why}", RuntimeWarning, stacklevel=2)
     if not extension.exists():
         _register_fallback()
+    _register_packing(extension)
     if gpu.name in ("cuda", "cupy"):
         try:
             kernels.load(gpu.name)
@@ -185,6 +186,14 @@ def _register_fallback() -> None:
         "first_collision",
     ):  # fmt: skip
         library.impl(name, getattr(plain, name, plain.missing), "CPU")
+    _registered.append(library)
+
+
+def _register_packing(extension: Path) -> None:
+    """Torch ops do it on every device but the CPU, where they do it in place of the extension."""
+    library = torch.library.Library("kvplan", "IMPL")
+    for key in ("CUDA", "XPU", *([] if extension.exists() else ["CPU"])):
+        library.impl("pack", packing.pack, key)
     _registered.append(library)
 
 

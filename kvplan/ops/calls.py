@@ -21,6 +21,7 @@ _check_pages = torch.ops.kvplan.check_pages.default
 _find_runs = torch.ops.kvplan.find_runs.default
 _expand = torch.ops.kvplan.expand.default
 _copy = torch.ops.kvplan.copy_.default
+_pack = torch.ops.kvplan.pack.default
 _first_collision = torch.ops.kvplan.first_collision.default
 
 
@@ -245,6 +246,40 @@ def first_collision(ranges: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         RuntimeError: `others` is not sorted, overlaps itself or has an empty range; or a tensor has another form.
     """
     return _first_collision(ranges, others)
+
+
+def pack(
+    table: torch.Tensor, cuts: Sequence[int], read: bool, piece: int, edges: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A table by way of staging, whose byte k is byte k of the table: local copies, and descriptors for an engine.
+
+    The *remote* side is the source where `read` is true, else the destination; the *local* side is the other one.
+    Descriptors of no bytes are left out. On a GPU, this waits twice for how much there is of what it returns.
+
+    Args:
+        table: int64 [3, N]: src address, dst address, nbytes; the words of a row side by side.
+        cuts: where each segment begins, and where the last one ends: from 0 to N. No piece crosses a cut.
+        read: whether bytes go from the remote side to staging and on to the local side; else the other way.
+        piece: bytes of a piece, at most; at least 1. A piece ends behind the last descriptor that fits into it. Where
+            not even one does, it is cut.
+        edges: int64 [K], the bits of remote addresses, ascending as unsigned ones: no merged descriptor goes on over
+            one, unless a single descriptor does.
+
+    Returns:
+        copies: int64 [3, C]: src, dst, nbytes of copies between the local side and staging, in order. On the side of
+            staging a number is an offset. What follows on at the local side, within a piece, is one copy.
+        merged: int64 [3, M]: the same between staging and the remote side. What follows on there is one.
+        pieces: int64 [3, P + 1]: the copy, the merged descriptor and the byte of staging with which each piece begins.
+            The last column: C, M and the bytes in all.
+        info: int64 [2 + segments]: the number of the first descriptor that passes 64 bits, or with which the bytes
+            in all pass 2^63 - 1; else -1. Then, where it is -1, the piece with which each segment begins, and P; else
+            zeros, and the other results are of no columns but for one of zeros in pieces.
+
+    Raises:
+        RuntimeError: cuts do not rise from 0 to N; piece is below 1, or so small that there would be more than 2^24
+            pieces; or a tensor has another form.
+    """
+    return _pack(table, cuts, read, piece, edges)
 
 
 _MOST_THREADS = 1024

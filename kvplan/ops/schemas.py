@@ -19,6 +19,8 @@ _SCHEMAS = {
     " -> (Tensor table, Tensor count)": _TAGS,
     "copy_(Tensor table, Tensor? count, Tensor[] read, Tensor(a!)[] written, SymInt[] homes) -> ()": _TAGS,
     "first_collision(Tensor ranges, Tensor others) -> Tensor": _TAGS,
+    "pack(Tensor table, SymInt[] cuts, bool read, SymInt piece, Tensor edges)"
+    " -> (Tensor copies, Tensor merged, Tensor pieces, Tensor info)": _DYNAMIC,
     "load_kernels(Tensor image) -> ()": _TAGS,
     "set_num_threads(int threads) -> ()": _TAGS,
 }
@@ -85,6 +87,13 @@ def _(table, count, read, written, homes):  # type: ignore[no-untyped-def]
 @torch.library.register_fake("kvplan::first_collision")
 def _(ranges, others):  # type: ignore[no-untyped-def]
     return ranges.new_empty(1)
+
+
+@torch.library.register_fake("kvplan::pack")
+def _(table, cuts, read, piece, edges):  # type: ignore[no-untyped-def]
+    context = torch.library.get_ctx()
+    copies, merged, pieces = (table.new_empty((3, context.new_dynamic_size())) for _ in range(3))
+    return copies, merged, pieces, table.new_empty(len(cuts) + 1)
 
 
 @torch.library.register_fake("kvplan::load_kernels")

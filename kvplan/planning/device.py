@@ -16,6 +16,7 @@ from .case import keep_case
 from .plan import Cuts, Plan, cuts_of
 from .refusal import refusal
 from .requests import request_at
+from .segment import Segment
 
 
 class Planner:
@@ -186,3 +187,7 @@ class DevicePlan(Plan):
 
     def _segments_and_offsets(self) -> Cuts:
         return self._fetch()[1]
+
+    def _to_pack(self) -> tuple[torch.Tensor, tuple[Segment, ...]]:
+        facts = self._facts()  # the status, and how many descriptors there are: the table itself stays there
+        return self.on_current_stream()[0][:, : facts[-1]], cuts_of(self.segment_memories, facts, self.requests)[0]

@@ -14,21 +14,10 @@ from .. import ops
 from ..layout import Layout, Memory
 from ..pairing import PairingTables
 from . import forms
+from .packed import PIECE, Packed, pack
+from .segment import Segment
 
 _FEW = 64  # descriptors whose lengths are listed as they are
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """Descriptors [start, stop) of a plan: all share one source memory and one destination memory."""
-
-    src_memory: Memory
-    dst_memory: Memory
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return self.stop - self.start
 
 
 _Memories: TypeAlias = "Sequence[tuple[Memory, Memory]]"  # of each segment: source, destination
@@ -195,8 +184,15 @@ class Plan:
         high, low = int((self.table[2] >> 32).sum()), int((self.table[2] & 0xFFFFFFFF).sum())
         return (high << 32) + low
 
-    def explain(self) -> str:
-        """In words: descriptors and bytes of each segment, and how large the descriptors are."""
+    def explain(self, engine: Any = None, *, op: str = "write", staging: Any = None) -> str:
+        """In words: descriptors and bytes of each segment, and how large the descriptors are.
+
+        Args:
+            engine: an `engines.Engine`: say too which descriptors it would send by way of staging with pack="auto", and
+                where tiny ones would go straight for want of staging.
+            op: "write" or "read", as for `submit`.
+            staging: an `engines.Staging`, or None where `submit` is given none.
+        """
         lines = [f"{len(self)} descriptors, {self.total_bytes} bytes"]
         for segment in self.segments:
             sizes = Counter(self.table[2, segment.start : segment.stop].tolist())
@@ -209,6 +205,8 @@ class Plan:
             rest = len(sizes) - len(common)
             text = ", ".join(f"{count} of {size} bytes" for size, count in common)
             lines.append(f"  {text}" + (f", and {rest} other sizes" if rest else ""))
+        if engine is not None:
+            lines += engine.explain_routes(self, op=op, staging=staging)
         return "\n".join(lines)
 
     def lists(self) -> tuple[list[int], list[int], list[int]]:
@@ -252,6 +250,28 @@ class Plan:
             cuts: items cuts[s] to cuts[s + 1] - 1 are those of segment s. No item crosses two.
         """
         return forms.strided(self.table.numpy(), [segment.stop for segment in self.segments])
+
+    def packed(self, op: str = "write", piece: int = PIECE) -> Packed:
+        """This plan by way of staging: local copies, and fewer descriptors for the engine. Nothing moves yet.
+
+        Byte k of the plan, in plan order, is byte k of staging. Nothing is merged over the beginning of a region of the
+        peer's, whose memory may be registered apart.
+
+        Args:
+            op: "write": gather here, then write into the peer. "read": read from the peer, then scatter here.
+            piece: bytes of a piece, at most.
+
+        Raises:
+            PlanError: a descriptor of a plan made by hand passes 64 bits, or all together pass 2^63 bytes.
+            ValueError: `op` or `piece` is none.
+        """
+        table, segments = self._to_pack()
+        remote = self.src_layout if op == "read" else self.dst_layout
+        return pack(table, op, piece, segments, None if remote is None else remote.bases)
+
+    def _to_pack(self) -> tuple[torch.Tensor, tuple[Segment, ...]]:
+        """The table where it lies, and its segments."""
+        return self.table, self.segments
 
     def request(self, number: int) -> Plan:
         """The descriptors of one request of a batch, a plan of their own (a view where there is one segment)."""

@@ -212,6 +212,21 @@ def test_collisions(data):
                 ops.first_collision(ranges(11).repeat(1, many), some)
 
 
+@given(st.data())
+@profile(300)
+def test_packing(data):
+    draw = data.draw
+    count = draw(st.integers(0, 600) if draw(st.integers(0, 4)) == 0 else st.integers(0, 12))
+    place = draw(st.sampled_from([SIGNED, st.integers(0, 9)]))
+    sizes = draw(st.sampled_from([SIGNED, st.integers(0, 9), st.just(8)]))
+    rows = [draw(st.lists(number, min_size=count, max_size=count)) for number in (place, place, sizes)]
+    table = torch.stack([words(row) for row in rows])
+    cuts = [0, *sorted(draw(st.lists(st.integers(0, count) | SIGNED, max_size=3))), count]
+    edges = words(draw(st.lists(SIGNED, max_size=4)))  # in no order
+    with REFUSED:
+        ops.pack(table, cuts, draw(st.booleans()), draw(POSITIVE | SIGNED), edges)
+
+
 def test_copies_of_nothing():
     memory = torch.arange(8)
     at = memory.data_ptr()

@@ -21,6 +21,7 @@ from engine_peer import DST_FIELDS, GAP, PAGE, PAGES, Apart, make_engine
 from kvplan import PlanError, TransferError, TransferTimeout, engines, pair
 
 HALF = PAGES // 2  # pages below are those of the rounds, those above belong to the other traffic
+PACKED = 0.25  # of the transfers go by way of staging, in up to 16 pieces
 # How often each fault comes. A Mooncake peer that is stopped costs 5 s.
 FAULTS = {
     "mooncake": {"kill": 45, "refuse": 43, "cancel": 10, "stop": 2},
@@ -52,6 +53,7 @@ class Soak:
         arguments = {"timeout": 0.5} if kind == "nixl" else {}
         self.sides = Apart(kind, folder, engine=make_engine(kind, "Prefill", **arguments))
         self.engine = self.sides.engine
+        self.staging = engines.Staging(8 << 12, 1 << 12)
         self.src = self.sides.src.reshape(2, PAGES, PAGE)
         self.kv = self.sides.dst[DST_FIELDS[1]["base"] :][: PAGE * PAGES].reshape(PAGES, PAGE)
         self.gappy = self.sides.dst[: (PAGE + GAP) * PAGES].reshape(PAGES, PAGE + GAP)[:, :PAGE]
@@ -177,7 +179,16 @@ class Soak:
             return False
 
     def _submit(self, plan, peer) -> engines.Transfer:
-        return self.engine.submit(plan, peer, label=str(sum(self.counts.values())), queue_behind=True)
+        staging = self.staging if self.rng.random() < PACKED else None
+        self.counts["packed"] += staging is not None
+        return self.engine.submit(
+            plan,
+            peer,
+            label=str(sum(self.counts.values())),
+            queue_behind=True,
+            staging=staging,
+            pack="always" if staging else "auto",
+        )
 
     def _ask_for(self, transfer: engines.Transfer, seconds: float) -> None:
         """Ask again and again whether it has settled, as a serving stack may; reuse at once where it has."""
@@ -236,6 +247,8 @@ class Soak:
         try:
             time.sleep(1)
             self.check(np.arange(HALF))
+            if self.staging.free != self.staging.slots:
+                raise Wrong(f"all transfers have settled, and slots of staging are not free: {self.staging!r}")
         finally:
             self.stop()
 
