@@ -1,4 +1,4 @@
-"""Real vLLM engines on a CPU, each in processes of its own, and what they are told over a pipe."""
+"""Real vLLM engines on a CPU, each in a process or processes of its own, which take orders over a pipe."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def _child(pipe: Any, environment: dict[str, str], arguments: dict[str, Any], lo
         from vllm import LLM, SamplingParams
         from vllm.config import KVTransferConfig
 
+        separate = environment.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0"
         transfer = arguments.pop("transfer")
         llm = LLM(**arguments, kv_transfer_config=KVTransferConfig(**transfer) if transfer else None)
         pipe.send(("ready", None))
@@ -67,9 +68,14 @@ def _child(pipe: Any, environment: dict[str, str], arguments: dict[str, Any], lo
             elif what == "abort":
                 engine.abort_request([given])
                 pipe.send(("ok", None))
-            elif what == "run":  # until all have ended, or for so many seconds
-                ended, until = {}, time.monotonic() + given
-                while engine.has_unfinished_requests() and time.monotonic() < until:
+            elif what == "run":  # until all have ended, or for so many seconds; or idle for so many seconds
+                seconds, idle = given
+                ended, until = {}, time.monotonic() + seconds
+                while (idle or engine.has_unfinished_requests()) and time.monotonic() < until:
+                    if not engine.has_unfinished_requests():
+                        time.sleep(0.01)  # an engine in one process moves only when it is stepped
+                        if separate:
+                            continue
                     for output in engine.step():
                         if output.finished:
                             reason = output.outputs[0].finish_reason
@@ -98,6 +104,8 @@ class Engine:
         kind: "nixl" or "mooncake".
         extra: further words of kv_connector_extra_config.
         transfer: further words of kv_transfer_config.
+        separate: vLLM's usual processes, for scheduler and workers; else all of it in one, which starts sooner. With
+            several ranks they are always separate.
         arguments: further arguments of `vllm.LLM`.
     """
 
@@ -110,7 +118,7 @@ class Engine:
         kind: str = "nixl",
         extra: dict[str, Any] | None = None,
         transfer: dict[str, Any] | None = None,
-        environment: dict[str, str] | None = None,
+        separate: bool = False,
         **arguments: Any,
     ) -> None:
         self.name, self.log = name, folder / f"{name}.log"
@@ -122,6 +130,10 @@ class Engine:
             max_num_seqs=8, max_num_batched_tokens=512, block_size=32, kv_cache_memory_bytes=64 << 20,
             enable_prefix_caching=False, disable_log_stats=True, seed=0,
         )  # fmt: skip
+        variables = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": binding}
+        if not separate and ranks == 1:
+            variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
+            given["distributed_executor_backend"] = "uni"
         given |= arguments
         given["transfer"] = None
         if role is not None:
@@ -135,7 +147,6 @@ class Engine:
             } | (transfer or {})  # fmt: skip
         context = multiprocessing.get_context("spawn")
         self._pipe, child = context.Pipe()
-        variables = ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": binding} | (environment or {})
         self.process = context.Process(target=_child, args=(child, variables, given, str(self.log)))
         self.process.start()
         child.close()
@@ -163,8 +174,13 @@ class Engine:
 
     def run(self, timeout: float = 90) -> dict[str, Any]:
         """Run until all requests have ended, or `timeout` has passed: those that ended, by id."""
-        self._pipe.send(("run", timeout))
+        self._pipe.send(("run", (timeout, False)))
         return dict(self._receive(timeout + 60))
+
+    def idle(self, seconds: float) -> dict[str, Any]:
+        """Go on for so many seconds, with or without requests: those that ended, by id."""
+        self._pipe.send(("run", (seconds, True)))
+        return dict(self._receive(seconds + 60))
 
     def generate(
         self, prompts: list[list[int]], tokens: int, params: list[dict[str, Any] | None] | None = None
@@ -205,5 +221,7 @@ class Engine:
     def _receive(self, timeout: float = 120) -> Any:
         assert self._pipe.poll(timeout), f"{self.name} gave no answer in {timeout} s; see {self.log}"
         what, value = self._pipe.recv()
-        assert what != "error", f"{self.name}: {value}; the end of its log: {self.log.read_text(errors='replace')[-3000:]}"
+        assert what != "error", (
+            f"{self.name}: {value}; the end of its log: {self.log.read_text(errors='replace')[-3000:]}"
+        )
         return value
