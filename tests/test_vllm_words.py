@@ -161,7 +161,7 @@ def test_a_sliding_window() -> None:
 
 
 def test_groups_that_share_one_buffer() -> None:
-    """vLLM's hybrid allocator: layers of both groups lie at the same addresses, and a block is of one group at a time."""
+    """vLLM's hybrid allocator: layers of both groups lie at the same addresses. A block is of one group at a time."""
 
     def side() -> tuple[torch.Tensor, list[Group], dict[str, torch.Tensor]]:
         memory = torch.zeros(2, 24, 2, 16, 8, dtype=torch.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -186,7 +187,8 @@ class Engine:
         self, prompts: list[list[int]], tokens: int, params: list[dict[str, Any] | None] | None = None
     ) -> list[Any]:
         """What each prompt gives: (tokens, kv_transfer_params, cached tokens, finish reason)."""
-        ids = [self.add(prompt, tokens, given) for prompt, given in zip(prompts, params or [None] * len(prompts))]
+        given = params or [None] * len(prompts)
+        ids = [self.add(prompt, tokens, each) for prompt, each in zip(prompts, given, strict=True)]
         ended = self.run()
         assert set(ids) <= set(ended), f"{self.name}: {len(ended)} of {len(ids)} requests have ended; see {self.log}"
         return [ended[request] for request in ids]
@@ -201,20 +203,16 @@ class Engine:
 
         mine = psutil.Process(self.process.pid)
         for process in [*mine.children(recursive=True), mine]:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                pass
         self.process.join(10)
 
     def stop(self) -> None:
         """End it."""
         if self.process.is_alive():
-            try:
+            with contextlib.suppress(OSError):
                 self._pipe.send(("stop", None))
                 self.process.join(20)
-            except OSError:
-                pass
         if self.process.is_alive():
             self.kill()
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from kvplan.engines import Engine, TransferGroup
+from kvplan import Plan
+from kvplan.engines import Engine, Peer, TransferGroup
 
 from . import config
 from .channel import ChannelError, ask, refuses
@@ -48,16 +49,24 @@ class Reading:
         self._refusals = 0
         self._next_look = 0.0
 
-    def fail(self, reason: str) -> None:
-        """It has failed. The first reason stays."""
+    def fail(self, reason: str, level: int = logging.ERROR) -> None:
+        """It has failed, or is not wanted any more. Nothing more is submitted. The first reason stays."""
         with self._lock:
             if self.failure is None and not self.arrived:
                 self.failure = reason
-                logger.error(
-                    "KvplanConnector: request %s was not read from %s:%d: %s",
+                logger.log(
+                    level, "KvplanConnector: request %s was not read from %s:%d: %s",
                     self.load.request, self.load.host, self.load.port, reason,
                 )  # fmt: skip
         self.transfers.cancel()
+
+    def submit(self, engine: Engine, plan: Plan, peer: Peer) -> bool:
+        """Begin to move a plan. False where the request has failed: then its blocks may be another's already."""
+        with self._lock:
+            if self.failure is not None:
+                return False
+            self.transfers.add(engine.submit(plan, peer, op="read", label=self.load.request))
+            return True
 
     def arrive(self) -> None:
         """All of it has arrived, unless it has failed."""
@@ -129,7 +138,7 @@ class Worker:
         """
         released, self._release = self._release, set()
         for request in finished & self._readings.keys():
-            self._readings[request].fail("vLLM has ended the request")
+            self._readings[request].fail("vLLM has ended the request", logging.INFO)
         read, failed = set(), set()
         now = time.monotonic()
         for request, reading in list(self._readings.items()):
@@ -148,7 +157,7 @@ class Worker:
     def close(self) -> None:
         """Stop reading, and let the engine go."""
         for reading in self._readings.values():
-            reading.fail("vLLM shuts down")
+            reading.fail("vLLM shuts down", logging.INFO)
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._engine is not None:
             try:
@@ -165,12 +174,7 @@ class Worker:
             assert engine is not None and mine is not None, "a request came before the caches"
             reading.remote = self._remote(load)
             plans = reading.remote.plans(mine, load.remote_blocks, load.blocks, load.start, load.stop)
-            for rank, plan in plans:
-                if reading.failure is not None:
-                    return
-                reading.transfers.add(engine.submit(plan, rank.peer, op="read", label=load.request))
-            if reading.failure is not None:  # it was stopped meanwhile
-                reading.transfers.cancel()
+            if not all([reading.submit(engine, plan, rank.peer) for rank, plan in plans]):
                 return
             reading.transfers.add_done_callback(lambda _: self._threads.submit(self._end, reading))
         except Exception as error:
