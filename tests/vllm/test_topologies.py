@@ -18,13 +18,16 @@ def test_two_ranks_to_one_and_one_to_two(models: Path, tmp_path: Path) -> None:
 
 
 def test_layers_of_full_attention_and_of_sliding_windows(models: Path, tmp_path: Path) -> None:
-    """Two groups with block tables of their own over one buffer; the window is 64 tokens."""
+    """Two groups with block tables of their own over one buffer. The window is 64 tokens, a block 32.
+
+    Behind 95 and 127 tokens the window of the next token begins with a block, so that of the last one does not.
+    """
     with (
         Engine("p", models / "windows", tmp_path, "kv_producer") as p,
         Engine("d", models / "windows", tmp_path, "kv_consumer") as d,
     ):
         p.ready(), d.ready()
-        check(p, d, 23, 5, 40, 100, 300)
+        check(p, d, 23, 5, 40, 95, 96, 100, 127, 128, 300)
 
 
 def test_fp8(models: Path, tmp_path: Path) -> None:

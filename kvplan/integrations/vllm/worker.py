@@ -24,6 +24,7 @@ from .words import Described, describe
 logger = logging.getLogger("vllm.kvplan")
 
 _LOOK_S = 1.0  # between two looks whether a prefill engine whose transfer failed is still there
+_MOST_REMOTES = 1024  # prefill engines that are kept in mind; an engine started again is another one
 _LOOKS = 3  # after so many refusals in a row its process has ended
 
 
@@ -214,6 +215,8 @@ class Worker:
             first = future is None
             if future is None:
                 future = self._remotes[key] = concurrent.futures.Future()
+                while len(self._remotes) > _MOST_REMOTES:
+                    del self._remotes[next(iter(self._remotes))]
         if first:
             assert self._mine is not None
             try:
