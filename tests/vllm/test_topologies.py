@@ -54,4 +54,5 @@ def test_unequal_blocks_are_refused_in_words_on_a_cpu(models: Path, tmp_path: Pa
         prompts = prompts_of(25, 100)
         expected = tokens(p.generate(prompts, TOKENS))
         assert tokens(d.generate(prompts, TOKENS, prefill(p, prompts))) == expected  # computed on the decode side
-        assert d.said("blocks of 32 tokens', the destination's") == 1
+        assert d.said("source's format is 'blocks of 32 tokens as CPU_ATTN stores them") == 1
+        assert d.said("destination's 'blocks of 64 tokens as CPU_ATTN stores them") == 1

@@ -53,6 +53,14 @@ def _check_spec(name: str, spec: Any) -> None:
         )
 
 
+def has_windows(kv_cache_config: Any) -> bool:
+    """Whether blocks of some layers are freed when they are out of a sliding window."""
+    from vllm.v1.kv_cache_interface import SlidingWindowSpec
+
+    specs = (spec for group in kv_cache_config.kv_cache_groups for _, spec in _specs(group))
+    return any(isinstance(spec, SlidingWindowSpec) for spec in specs)
+
+
 def groups(vllm_config: Any, kv_cache_config: Any, caches: Collection[str]) -> list[Group]:
     """The KV cache groups, as `words.describe` takes them.
 

@@ -40,7 +40,7 @@ class KvplanConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler: Scheduler | None = None
         self._worker: Worker | None = None
         if role == KVConnectorRole.SCHEDULER:
-            self._scheduler = Scheduler(vllm_config, settings)
+            self._scheduler = Scheduler(vllm_config, settings, config.has_windows(kv_cache_config))
         else:
             self._worker = Worker(vllm_config, kv_cache_config, settings)
 

@@ -26,10 +26,16 @@ class Scheduler:
 
     A request goes by vLLM's `kv_transfer_params`, as with NixlConnector: `do_remote_decode` on the prefill side, whose
     answer carries `do_remote_prefill` and where the blocks are; that answer goes to the decode side.
+
+    Args:
+        vllm_config: vLLM's.
+        settings: of the connector.
+        windows: whether some layers have a sliding window: see `_leave_last_token`.
     """
 
-    def __init__(self, vllm_config: Any, settings: Settings) -> None:
+    def __init__(self, vllm_config: Any, settings: Settings, windows: bool = False) -> None:
         self._settings = settings
+        self._windows = windows
         self._parallel = vllm_config.parallel_config
         self._engine: str = vllm_config.kv_transfer_config.engine_id
         # Prefill side.
@@ -88,6 +94,8 @@ class Scheduler:
     def on_new_request(self, request: Any) -> None:
         """Renew the lease of a request that waits here, until it has been read."""
         params = request.kv_transfer_params
+        if params and params.get("do_remote_decode") and self._windows:
+            _leave_last_token(request)
         if not params or not params.get("do_remote_prefill"):
             return
         problem = _problem(params)
@@ -175,6 +183,23 @@ class Scheduler:
             by_side[side].append(request)
         for (host, port, engine), ids in by_side.items():
             self._teller.tell(host, port, what, engine, ids)
+
+
+def _leave_last_token(request: Any) -> None:
+    """Have the prefill side stop before the last token of the prompt. The decode side computes that one anyway.
+
+    The window of the last token begins one token before that of the next. Where a block ends between the two, the
+    prefill side would have freed a block that the decode side needs.
+    """
+    if request.num_prompt_tokens < 2:
+        return
+    if request.prompt_token_ids is not None:
+        del request.prompt_token_ids[-1:]
+    else:
+        request.prompt_embeds = request.prompt_embeds[:-1]
+    del request._all_token_ids[-1:]
+    request.num_prompt_tokens -= 1
+    request.max_tokens = 1
 
 
 def _problem(params: dict[str, Any]) -> str | None:

@@ -136,7 +136,8 @@ def _region(layer: Layer, cache: torch.Tensor, space: str, tp_rank: int, tp_size
     return Region.from_tensor(
         blocks, layer.name, number, axes="pages heads content", heads=heads, replica=replica, space=space,
         tokens=tokens, rows=1, row_bytes=cache.shape[1] * tokens * content * cache.element_size(),
-        format=f"{layer.format}, in {layer.backend}'s order within blocks of {tokens} tokens",
+        # The size comes first: messages show 64 characters of a format.
+        format=f"blocks of {tokens} tokens as {layer.backend} stores them: {layer.format}",
     )  # fmt: skip
 
 
