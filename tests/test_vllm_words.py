@@ -134,7 +134,9 @@ def test_a_back_end_with_an_order_of_its_own_needs_equal_blocks() -> None:
         with pytest.raises(PairingError, match=rf"blocks of {blocks[0]} tokens.*blocks of {blocks[1]} tokens"):
             kvplan.pair(src.described[0].layout, dst.described[0].layout)
     other = Side("LBHNC", 1, 32, 2)
-    with pytest.raises(PairingError, match="format is 'uint8', the destination's 'blocks of 32 tokens as OWN_ORDER stores"):
+    with pytest.raises(
+        PairingError, match="format is 'uint8', the destination's 'blocks of 32 tokens as OWN_ORDER stores"
+    ):
         kvplan.pair(other.described[0].layout, Side("LBHNC", 1, 32, 2, opaque=True).described[0].layout)
 
 

@@ -29,8 +29,6 @@ REMOTE_DECODE = dict(
     remote_port=None,
 )  # fmt: skip  # what vLLM's proxies send to prefill
 
-Answer = tuple[list[int], dict[str, Any] | None, int]  # tokens, kv_transfer_params, cached tokens
-
 
 def free_port() -> int:
     """A port of loopback that nobody listens at."""
@@ -60,7 +58,7 @@ def _child(pipe: Any, environment: dict[str, str], arguments: dict[str, Any], lo
             if what == "add":  # a request, not awaited
                 prompt, most, params = given
                 sampling = SamplingParams(
-                    temperature=0, max_tokens=most, ignore_eos=True, detokenize=False,
+                    temperature=0, max_tokens=most, ignore_eos=True, detokenize=False, logprobs=1,
                     extra_args={"kv_transfer_params": params} if params else None,
                 )  # fmt: skip
                 number += 1
@@ -81,8 +79,10 @@ def _child(pipe: Any, environment: dict[str, str], arguments: dict[str, Any], lo
                         if output.finished:
                             reason = output.outputs[0].finish_reason
                             tokens = list(output.outputs[0].token_ids)
+                            chosen = output.outputs[0].logprobs or []
+                            chances = [each[token].logprob for each, token in zip(chosen, tokens, strict=True)]
                             ended[output.request_id] = (
-                                tokens, output.kv_transfer_params, output.num_cached_tokens, reason
+                                tokens, output.kv_transfer_params, chances, reason
                             )  # fmt: skip
                 pipe.send(("ok", ended))
     except BaseException as error:
@@ -186,7 +186,7 @@ class Engine:
     def generate(
         self, prompts: list[list[int]], tokens: int, params: list[dict[str, Any] | None] | None = None
     ) -> list[Any]:
-        """What each prompt gives: (tokens, kv_transfer_params, cached tokens, finish reason)."""
+        """What each prompt gives: (tokens, kv_transfer_params, logarithms of their chances, finish reason)."""
         given = params or [None] * len(prompts)
         ids = [self.add(prompt, tokens, each) for prompt, each in zip(prompts, given, strict=True)]
         ended = self.run()

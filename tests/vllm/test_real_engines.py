@@ -38,13 +38,18 @@ def tokens(answers: list[Any]) -> list[list[int]]:
 
 
 def check(p: Engine, d: Engine, seed: int, *lengths: int) -> None:
-    """Tokens are equal; and they come from what was sent, for a replaced prompt gives them too, and not alone."""
+    """Tokens are equal, and their chances; and they come from what was sent, for a replaced prompt gives them too, and
+    not alone."""
     prompts = prompts_of(seed, *lengths)
-    expected = tokens(p.generate(prompts, TOKENS))
-    assert tokens(d.generate(prompts, TOKENS, prefill(p, prompts))) == expected
+    expected = p.generate(prompts, TOKENS)
     fakes = replaced(prompts, 3 + seed)
-    assert not any(a == b for a, b in zip(tokens(p.generate(fakes, TOKENS)), expected, strict=True))
-    assert tokens(d.generate(fakes, TOKENS, prefill(p, prompts))) == expected
+    alone = p.generate(fakes, TOKENS)
+    for given in (prompts, fakes):
+        answers = d.generate(given, TOKENS, prefill(p, prompts))
+        assert tokens(answers) == tokens(expected)
+        for answer, right, other in zip(answers, expected, alone, strict=True):
+            assert answer[2] == pytest.approx(right[2], abs=1e-3)
+            assert other[0] != right[0]
 
 
 class Pair:

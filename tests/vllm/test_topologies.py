@@ -20,7 +20,8 @@ def test_two_ranks_to_one_and_one_to_two(models: Path, tmp_path: Path) -> None:
 def test_layers_of_full_attention_and_of_sliding_windows(models: Path, tmp_path: Path) -> None:
     """Two groups with block tables of their own over one buffer. The window is 64 tokens, a block 32.
 
-    Behind 95 and 127 tokens the window of the next token begins with a block, so that of the last one does not.
+    Behind 95 and 127 tokens the window of the next token begins with a block, so that of the last one does not. Were
+    the block before it missing, the chances of the first token would differ by 0.03 and more, and few tokens.
     """
     with (
         Engine("p", models / "windows", tmp_path, "kv_producer") as p,
