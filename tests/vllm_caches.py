@@ -62,37 +62,31 @@ class Side:
             group = Group(self.block, tuple(words))
             self.described.append(describe([group], named, self.blocks, rank, self.tp))
 
-    def row(self, rank: int, layer: int, head: int, table: list[int], token: int) -> torch.Tensor:
-        """The bytes of one token and head of a request with this block table: a view."""
-        kernel = self.caches[rank][layer].shape[2]
-        block = table[token // self.block] * (self.block // kernel) + token % self.block // kernel
-        return self.caches[rank][layer][block, head, token % kernel]
+    def places(self, rank: int, table: list[int], tokens: range) -> tuple[torch.Tensor, slice, torch.Tensor]:
+        """Where in the caches of a rank the rows of a request with this block table lie."""
+        kernel, token = self.caches[rank][0].shape[2], torch.tensor(tokens)
+        blocks = torch.tensor(table)[token // self.block] * (self.block // kernel)
+        return blocks + token % self.block // kernel, slice(None), token % kernel
 
-    def head_of(self, rank: int, head: int) -> int:
-        """Which of all heads is number `head` of a rank."""
-        return rank * self.total // self.tp + head
-
-
-def value(layer: int, head: int, token: int) -> torch.Tensor:
-    """What one token and head of a layer holds: unlike all others."""
-    return torch.tensor([layer, head, token & 255, token >> 8, 1, 2, 3, 4], dtype=torch.uint8)
+    def values(self, rank: int, layer: int, tokens: range) -> torch.Tensor:
+        """What the rows hold, [tokens, heads, content]: each token and head of each layer is unlike all others."""
+        token = torch.tensor(tokens)[:, None].expand(-1, self.heads)
+        head = torch.arange(self.heads)[None].expand_as(token) + rank * self.total // self.tp
+        words = [torch.full_like(token, layer), head, token % 256, token // 256, *torch.full((4, *token.shape), 7)]
+        return torch.stack(words, 2).to(torch.uint8)
 
 
 def fill(side: Side, table: list[int], tokens: range) -> None:
     """Write what prefill would."""
     for rank in range(side.tp):
-        for layer in range(side.layers):
-            for head in range(side.heads):
-                for token in tokens:
-                    side.row(rank, layer, head, table, token)[:] = value(layer, side.head_of(rank, head), token)
+        for layer, cache in enumerate(side.caches[rank]):
+            cache[side.places(rank, table, tokens)] = side.values(rank, layer, tokens)
 
 
 def wrong(side: Side, table: list[int], tokens: range) -> int:
-    """How many rows of a request are not what they must be."""
+    """How many rows of a request, of each head, are not what they must be."""
     return sum(
-        not torch.equal(side.row(rank, layer, head, table, token), value(layer, side.head_of(rank, head), token))
+        int((cache[side.places(rank, table, tokens)] != side.values(rank, layer, tokens)).any(2).sum())
         for rank in range(side.tp)
-        for layer in range(side.layers)
-        for head in range(side.heads)
-        for token in tokens
+        for layer, cache in enumerate(side.caches[rank])
     )

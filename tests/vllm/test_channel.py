@@ -169,3 +169,20 @@ def test_requests_with_malformed_parameters_are_computed_here(
     half.on_new_request(fine)
     assert half.matched_tokens(fine, 2) == (3, True)
     half.close()
+
+
+def test_prefill_leaves_the_last_token_to_decode_where_layers_have_windows() -> None:
+    for windows, left in ((False, [5, 6, 7]), (True, [5, 6])):
+        half = Scheduler(config(), Settings.of(config()), windows)
+        request = SimpleNamespace(
+            request_id="7", kv_transfer_params={"do_remote_decode": True}, prompt_token_ids=[5, 6, 7],
+            _all_token_ids=[5, 6, 7], num_prompt_tokens=3, max_tokens=9,
+        )  # fmt: skip
+        half.on_new_request(request)
+        assert request.prompt_token_ids == request._all_token_ids == left and request.num_prompt_tokens == len(left)
+        half.close()
+    here = SimpleNamespace(request_id="8", kv_transfer_params=PARAMS | {"remote_num_tokens": 2}, num_prompt_tokens=3)
+    half = Scheduler(config(), Settings.of(config()), True)
+    half.on_new_request(here)
+    assert half.matched_tokens(here, 0) == (2, True)
+    half.close()
