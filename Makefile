@@ -10,7 +10,7 @@ DEMO_ARGS ?=
 SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all help demo test full sglang soak bench bench-routes bench-peers gpu-check lint clean
+.PHONY: all help demo test full sglang vllm soak bench bench-routes bench-peers gpu-check lint clean
 
 all: $(VENV)/ready ## the environment in .venv
 
@@ -55,13 +55,20 @@ sglang: ## SGLang's own servers and managers with kvplan (6.3 GB, half an hour);
 	PYTHON=$(PYTHON) sh tools/sglang_env.sh
 	.venv-sglang/bin/python -m pytest -p no:cacheprovider tests/sglang $(SGLANG_ARGS)
 
+# In an environment of its own, .venv-vllm, which is kept: 4 GB. docs/vllm.md says what each test shows.
+VLLM_ARGS ?=
+vllm: ## real vLLM engines with KvplanConnector (4 GB, half an hour); VLLM_ARGS="-k nixl"
+	PYTHON=$(PYTHON) sh tools/vllm_env.sh
+	.venv-vllm/bin/python -m pytest -p no:cacheprovider tests/vllm $(VLLM_ARGS)
+
 # What is too long for CI. FULL_EXAMPLES: random clusters of each property, and random calls of each of SGLang's functions.
 # FULL_SEEDS: orders in which the emulator runs the kernels. FULL_FUZZ: seconds of forged input.
 FULL_EXAMPLES ?= 10000
 FULL_SEEDS ?= 20
 FULL_FUZZ ?= 600
-full: $(VENV)/built $(TRITON) ## all that is too long for CI: make sglang, make test with long matrices, fuzzing, make soak. Hours
+full: $(VENV)/built $(TRITON) ## all that is too long for CI: make sglang, make vllm, make test with long matrices, fuzzing, make soak. Hours
 	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) $(MAKE) sglang
+	$(MAKE) vllm
 	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) KVPLAN_SIMT_SEEDS=$(FULL_SEEDS) $(MAKE) test
 	$(PY) -m tests.fuzz --seconds $(FULL_FUZZ)
 	$(MAKE) soak
@@ -87,5 +94,5 @@ lint: $(VENV)/built ## ruff, mypy, import-linter
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-clean: ## all that is built, but for the environments of SGLang
+clean: ## all that is built, but for the environments of SGLang and vLLM
 	rm -rf $(VENV) .triton build *.egg-info kvplan/*.so kvplan/*.fatbin
