@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from engine_peer import DST_FIELDS, GAP, GUARD, PAGE, PAGES, Together
+from engine_peer import DST_FIELDS, GAP, GUARD, PAGE, PAGES, Together, make_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from stepped import Stepped, until
@@ -241,6 +241,32 @@ def test_layers_are_packed_as_whole_plans_are():
                     assert transfer.descriptors == 2 * len(some) * pages * 16  # a row each
     assert (whole == parts).all() and (whole != GUARD).all()
     assert staging.free == 4
+
+
+@pytest.mark.parametrize(("op", "merges"), [("read", True), ("write", False)])
+def test_two_prefill_ranks_to_one_decode_rank(op, merges):
+    """1,024 tokens of half the heads, 16 regions (sglang#19890): few descriptors for a pull, which finds them whole."""
+    layers, pages, tokens, head = 8, 16, 64, 256
+    source = np.random.default_rng(1).integers(1, 200, 2 * layers * pages * tokens * 4 * head).astype(np.uint8)
+    memory = np.full(2 * source.size, GUARD, np.uint8)
+    src = heads_layout(source, Heads(0, 4, 8), layers, pages, tokens, head)
+    dst = heads_layout(memory, Heads(0, 8, 8), layers, pages, tokens, head)
+    ids = np.random.default_rng(3).permutation(pages)
+    plan = pair(src, dst).plan(ids, ids[::-1].copy())
+    assert len(plan) == 16_384 and set(plan.nbytes.tolist()) == {1024}
+    ours, theirs = (src, dst) if op == "write" else (dst, src)
+    with make_engine("local") as engine, make_engine("local") as target:
+        engine.register(ours)
+        target.register(theirs)
+        engine.cost = engines.COSTS["mooncake", "tcp"]
+        staging = engines.Staging(2 << 20, 1 << 20)
+        engine.submit(plan, engines.Peer(target.session, theirs), op=op, staging=staging).wait(30)
+        # A page's rows lie together in the source, so a pull reads whole pages. In the destination none touch.
+        assert sum(engine.sizes) == (2 * layers * pages if merges else len(plan))
+    due = memory.reshape(2 * layers, pages, tokens, 8, head)
+    sent = source.reshape(2 * layers, pages, tokens, 4, head)
+    np.testing.assert_array_equal(due[:, ids[::-1], :, :4], sent[:, ids])
+    assert (due[:, :, :, 4:] == GUARD).all()
 
 
 # ---- pieces in order, and what is said of them
