@@ -395,7 +395,7 @@ def test_a_slot_is_not_used_again_before_its_transfer_has_settled(in_order):
     engine.fail = False
     engine.may.clear()
     waits = engine.submit(second, in_order.peer, staging=staging, pack="always")
-    assert waits.state == "queued"
+    assert waits.state == "queued" and staging.free == 0
     with pytest.raises(PlanError, match="is not settled"):  # its pages are in use as those of a direct one are
         engine.submit(first, in_order.peer)
     engine.may.set()
@@ -406,6 +406,30 @@ def test_a_slot_is_not_used_again_before_its_transfer_has_settled(in_order):
     np.testing.assert_array_equal(kv[:10].reshape(-1, ROW), rows[: 10 * ROWS])
     np.testing.assert_array_equal(kv[100:110].reshape(-1, ROW), rows[200 : 200 + 10 * ROWS])
     assert (kv[10:100] == GUARD).all() and (kv[110:] == GUARD).all() and staging.free == 1
+
+
+def test_what_waits_for_a_slot_has_its_holder_settled(in_order):
+    """Nobody else asks. Plans of many pieces to the same peer wait, and yet a fence to it comes through."""
+    engine = in_order.engine
+    first, _ = rows_plan(in_order, range(10))
+    staging = engines.Staging(1024, 1024)  # one slot
+    engine.fail = True
+    failed = engine.submit(first, in_order.peer, staging=staging, pack="always")
+    assert failed.exception(20) is not None and staging.free == 0
+    later = [
+        engine.submit(
+            rows_plan(in_order, range(100 * k, 100 * k + 90))[0], in_order.peer, staging=staging, pack="always"
+        )
+        for k in range(1, 5)
+    ]
+    engine.fail = False
+    for transfer in later:
+        transfer.wait(30)
+    assert failed.settled and staging.free == 1
+    kv = in_order.dst[DST_FIELDS[1]["base"] :][: PAGE * PAGES].reshape(PAGES, PAGE)
+    rows = in_order.src.reshape(-1, 2, ROW)[:, 0]
+    for k in range(1, 5):
+        np.testing.assert_array_equal(kv[100 * k : 100 * k + 90].reshape(-1, ROW), rows[: 90 * ROWS])
 
 
 def test_the_end_of_a_peer_frees_its_slots(in_order):
