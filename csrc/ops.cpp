@@ -319,8 +319,11 @@ std::tuple<Tensor, Tensor> expand(const Tensor& entries, const Tensor& runs, con
 
 void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::vector<Tensor>& read,
            const std::vector<Tensor>& written, const std::vector<int64_t>& homes) {
-  check_table(table, "table");
-  const auto* out = static_cast<const uint64_t*>(table.data_ptr());
+  STD_TORCH_CHECK(table.scalar_type() == ScalarType::Long && table.dim() == 2 && table.size(0) == 3 &&
+                      (table.size(1) <= 1 || table.stride(1) == 1),
+                  "table must be int64 [3, N], the words of a row side by side");
+  const auto* from = static_cast<const uint64_t*>(table.data_ptr());
+  const auto *to = from + table.stride(0), *sizes = to + table.stride(0);
   const int64_t room = table.size(1);
   int64_t words = 1;
   const int64_t* given = count ? rows<const int64_t>(*count, "count", &words) : &room;
@@ -328,8 +331,8 @@ void copy_(const Tensor& table, const std::optional<Tensor>& count, const std::v
   STD_TORCH_CHECK(n >= 0 && n <= room, "count must be one number, from 0 to the table's ", room);
   const std::vector<Moved> sources = moved_sources(read, written, homes);
   const std::vector<Moved> targets = moved_from(written, homes.data() + read.size());
-  if (sources.empty() && targets.empty()) return cpu::copy(out, out + room, out + 2 * room, n);
-  std::vector<uint64_t> src(out, out + n), dst(out + room, out + room + n), nbytes(out + 2 * room, out + 2 * room + n);
+  if (sources.empty() && targets.empty()) return cpu::copy(from, to, sizes, n);
+  std::vector<uint64_t> src(from, from + n), dst(to, to + n), nbytes(sizes, sizes + n);
   for (size_t i = 0; i < src.size(); ++i) {
     STD_TORCH_CHECK(relocate(sources.data(), static_cast<int64_t>(sources.size()), nbytes[i], &src[i]) &&
                         relocate(targets.data(), static_cast<int64_t>(targets.size()), nbytes[i], &dst[i]),

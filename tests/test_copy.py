@@ -1,9 +1,15 @@
 """The copy stage: bytes move as the table says, and nothing else does."""
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from moved import moved_copy
+from stage_inputs import Copies
 
 from kvplan import Layout, Memory, Plan, PlanError, Region, Segment, execute, ops, pair
 
@@ -22,6 +28,62 @@ def test_pages_arrive_and_the_rest_is_untouched(page_bytes, pages):
     want = torch.full_like(dst, 255)
     want[there, :page_bytes] = src[here]
     assert torch.equal(dst, want)
+
+
+SIZES = {
+    "every length to 1,000": [*range(1000), *[1 << 10] * 600],
+    "rows": [1024] * 1500,
+    "odd rows": [1727] * 900,
+    "some empty": [0, 512, 0, 0, 4096] * 400,
+    "pages": [37_440] * 40,
+    "one": [5 << 20],
+}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("apart", [None, 0, 1])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_large_tables(sizes, apart, threads):
+    """More than a MB, which is written past the cache; by several threads from 8 MB on."""
+    copies = Copies(SIZES[sizes] * (6 if threads > 1 else 1), seed=len(sizes), apart=apart)
+    ops.set_num_threads(threads)
+    try:
+        ops.copy_(copies.table())
+        copies.check()
+        ops.copy_(copies.table(spare=3), torch.tensor([len(copies.moves)]))
+        copies.check()
+    finally:
+        ops.set_num_threads(1)
+
+
+def test_a_part_of_a_table():
+    copies = Copies([100] * 50, seed=1)
+    for start in (0, 7, 43):
+        ops.copy_(copies.table()[:, start : start + 7])
+    moved = [*copies.moves[:14], *copies.moves[43:]]
+    copies.moves = moved
+    copies.check()
+
+
+def test_a_copy_starts_no_threads():
+    """Of 16 MB, on the calling thread alone."""
+    copies = Copies([1024] * (16 << 10), seed=2)
+    before = set(os.listdir("/proc/self/task"))
+    ops.copy_(copies.table())
+    assert set(os.listdir("/proc/self/task")) == before
+    copies.check()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize("flags", [["-O3"], ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover"]])
+def test_each_width_of_vectors(flags, tmp_path):
+    root = Path(__file__).resolve().parents[1]
+    program = tmp_path / "copy"
+    build = ["g++", "-std=c++17", *flags, f"-I{root / 'csrc'}", root / "tests/copy_widths.cpp", "-o", program]
+    done = subprocess.run([*build, "-pthread"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and int(done.stdout) >= 3, done.stdout + done.stderr
 
 
 def test_no_descriptors():

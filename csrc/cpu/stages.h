@@ -175,7 +175,8 @@ int64_t first_collision(const Ranges& ranges, const Ranges& sorted);
 
 // copy.cpp ------------------------------------------------------------------------------------------------------------
 
-// Carries out n descriptors in this process, on several threads where that pays. Ranges must not overlap.
+// Carries out n descriptors in this process, on the calling thread unless set_num_threads asked for more. Ranges must not
+// overlap.
 void copy(const uint64_t* src, const uint64_t* dst, const uint64_t* nbytes, int64_t n);
 
 }  // namespace kvplan::cpu

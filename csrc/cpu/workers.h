@@ -6,7 +6,7 @@
 
 namespace kvplan::cpu {
 
-// Threads that write a table, the calling one included: 1 unless somebody asks for more.
+// Threads that write a table, or copy, the calling one included: 1 unless somebody asks for more.
 void set_num_threads(int64_t n);
 int64_t num_threads();
 

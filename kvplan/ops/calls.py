@@ -210,8 +210,9 @@ def copy_(
     """Carry out the descriptors of a table, where the table lies: on the CPU in this process, on a GPU on its stream.
 
     Args:
-        table: int64 [3, N]: src address, dst address, nbytes. All addresses must be reachable: on a GPU its own memory
-            and pinned host memory are. Ranges must not overlap.
+        table: int64 [3, N]: src address, dst address, nbytes; on the CPU, rows may lie apart, as in a part of a larger
+            table. All addresses must be reachable: on a GPU its own memory and pinned host memory are. Ranges must not
+            overlap.
         count: int64 [1], on the table's device: how many of them; by default N. On a GPU nothing moves where it is not
             0 to N, so the last word of a refused plan's info will do.
         read, written: the tensors whose memory this op reads and writes, so that torch.compile keeps the order of
@@ -287,11 +288,12 @@ _num_threads = 1
 
 
 def set_num_threads(threads: int) -> None:
-    """How many threads may write the table of a plan on the CPU, the calling one included; 1 by default.
+    """How many threads may write the table of a plan on the CPU, or copy, the calling one included; 1 by default.
 
-    `plan` and `plan_` use more than one where a table has more than 32 MB, and no other op does. The threads are
-    kvplan's own. The calling thread works too, and waits only for work that another thread has begun: where all cores
-    are busy, a thread that was woken may not run for milliseconds.
+    `plan` and `plan_` use more than one where a table has more than 32 MB, `copy_` where each has at least 4 MB to
+    copy, and no other op does. The threads are kvplan's own, and are kept. The calling thread works too, and waits only
+    for work that another thread has begun: where all cores are busy, a thread that was woken may not run for
+    milliseconds.
 
     Raises:
         ValueError: `threads` is not an integer from 1 to 1,024.
