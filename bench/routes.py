@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KINDS = ("mooncake", "nixl")
 TOKENS = 64  # rows a page
 FEW = 16 << 20  # bytes of each descriptor of "few"
-SPARE = 8  # pages of every pool that nothing is sent to
+SPARE = 2  # pages of every pool that nothing is sent to
 GUARD = 0xEE
 REACHED = 0.9  # a goal counts as reached from this part of it
 ROUTES = ("direct", "packed", "few")
@@ -167,7 +167,8 @@ def measure(sides: Sides, case: Case, runs: int, tell: Callable[[str], None]) ->
     here = sides.here[: 2 * pages * TOKENS * case.row]
     there = sides.there[: pages * TOKENS * case.row]
     source, target = (here, there) if case.op == "write" else (there, here)
-    source[:] = rng.integers(1, 200, len(source), np.uint8)
+    # Drawn anew for few MB alone, of a length that no row or page is a part of.
+    source[:] = np.resize(rng.integers(1, 200, (4 << 20) + 4099, np.uint8), len(source))
     wanted = np.full(len(target), GUARD, np.uint8)
     rows_here = (here if case.op == "write" else wanted).reshape(pages, TOKENS, 2, case.row)
     rows_there = (wanted if case.op == "write" else there).reshape(pages, TOKENS, case.row)

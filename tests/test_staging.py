@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from engine_peer import DST_FIELDS, GAP, GUARD, PAGE, PAGES, Together
+from engine_peer import DST_FIELDS, GAP, GUARD, PAGE, PAGES, Together, make_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from stepped import Stepped, until
@@ -243,6 +243,32 @@ def test_layers_are_packed_as_whole_plans_are():
     assert staging.free == 4
 
 
+@pytest.mark.parametrize(("op", "merges"), [("read", True), ("write", False)])
+def test_two_prefill_ranks_to_one_decode_rank(op, merges):
+    """1,024 tokens of half the heads, 16 regions (sglang#19890): few descriptors for a pull, which finds them whole."""
+    layers, pages, tokens, head = 8, 16, 64, 256
+    source = np.random.default_rng(1).integers(1, 200, 2 * layers * pages * tokens * 4 * head).astype(np.uint8)
+    memory = np.full(2 * source.size, GUARD, np.uint8)
+    src = heads_layout(source, Heads(0, 4, 8), layers, pages, tokens, head)
+    dst = heads_layout(memory, Heads(0, 8, 8), layers, pages, tokens, head)
+    ids = np.random.default_rng(3).permutation(pages)
+    plan = pair(src, dst).plan(ids, ids[::-1].copy())
+    assert len(plan) == 16_384 and set(plan.nbytes.tolist()) == {1024}
+    ours, theirs = (src, dst) if op == "write" else (dst, src)
+    with make_engine("local") as engine, make_engine("local") as target:
+        engine.register(ours)
+        target.register(theirs)
+        engine.cost = engines.COSTS["mooncake", "tcp"]
+        staging = engines.Staging(2 << 20, 1 << 20)
+        engine.submit(plan, engines.Peer(target.session, theirs), op=op, staging=staging).wait(30)
+        # A page's rows lie together in the source, so a pull reads whole pages. In the destination none touch.
+        assert sum(engine.sizes) == (2 * layers * pages if merges else len(plan))
+    due = memory.reshape(2 * layers, pages, tokens, 8, head)
+    sent = source.reshape(2 * layers, pages, tokens, 4, head)
+    np.testing.assert_array_equal(due[:, ids[::-1], :, :4], sent[:, ids])
+    assert (due[:, :, :, 4:] == GUARD).all()
+
+
 # ---- pieces in order, and what is said of them
 
 
@@ -369,7 +395,7 @@ def test_a_slot_is_not_used_again_before_its_transfer_has_settled(in_order):
     engine.fail = False
     engine.may.clear()
     waits = engine.submit(second, in_order.peer, staging=staging, pack="always")
-    assert waits.state == "queued"
+    assert waits.state == "queued" and staging.free == 0
     with pytest.raises(PlanError, match="is not settled"):  # its pages are in use as those of a direct one are
         engine.submit(first, in_order.peer)
     engine.may.set()
@@ -380,6 +406,30 @@ def test_a_slot_is_not_used_again_before_its_transfer_has_settled(in_order):
     np.testing.assert_array_equal(kv[:10].reshape(-1, ROW), rows[: 10 * ROWS])
     np.testing.assert_array_equal(kv[100:110].reshape(-1, ROW), rows[200 : 200 + 10 * ROWS])
     assert (kv[10:100] == GUARD).all() and (kv[110:] == GUARD).all() and staging.free == 1
+
+
+def test_what_waits_for_a_slot_has_its_holder_settled(in_order):
+    """Nobody else asks. Plans of many pieces to the same peer wait, and yet a fence to it comes through."""
+    engine = in_order.engine
+    first, _ = rows_plan(in_order, range(10))
+    staging = engines.Staging(1024, 1024)  # one slot
+    engine.fail = True
+    failed = engine.submit(first, in_order.peer, staging=staging, pack="always")
+    assert failed.exception(20) is not None and staging.free == 0
+    later = [
+        engine.submit(
+            rows_plan(in_order, range(100 * k, 100 * k + 90))[0], in_order.peer, staging=staging, pack="always"
+        )
+        for k in range(1, 5)
+    ]
+    engine.fail = False
+    for transfer in later:
+        transfer.wait(30)
+    assert failed.settled and staging.free == 1
+    kv = in_order.dst[DST_FIELDS[1]["base"] :][: PAGE * PAGES].reshape(PAGES, PAGE)
+    rows = in_order.src.reshape(-1, 2, ROW)[:, 0]
+    for k in range(1, 5):
+        np.testing.assert_array_equal(kv[100 * k : 100 * k + 90].reshape(-1, ROW), rows[: 90 * ROWS])
 
 
 def test_the_end_of_a_peer_frees_its_slots(in_order):

@@ -320,6 +320,7 @@ class Engine(Ending, Registration):
             self._transfers.discard(transfer)
         if not transfer._is_settled:
             self._unsettled_transfers.add(transfer)
+            self._waiting.watch()
             return
         if transfer.times.settled is None:
             transfer.times.settled = time.monotonic()

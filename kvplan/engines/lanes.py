@@ -114,6 +114,12 @@ class Lanes:
                 raise RuntimeError(f"no thread can be started, so nothing is submitted: {error}") from error
             raise
 
+    def resume(self, key: str, transfer: Transfer) -> None:
+        """Queue a transfer again that had to wait for something else. RuntimeError as `put`."""
+        lane = self.by_key.get(key)
+        if not self.halted and (lane is None or transfer not in lane.queue):
+            self.put(key, transfer)
+
     def remove(self, key: str, transfer: Transfer) -> None:
         """Take a transfer out of its queue, if it is there."""
         lane = self.by_key.get(key)

@@ -20,6 +20,8 @@ class Owner(Protocol):
     _counters: Any  # Counters
     _events: Any  # a deque of calls that are made once the lock is free
     _unsettled_transfers: Any  # Unsettled
+    _stagings: list[Any]  # Staging
+    _waiting: Any  # Waiting
     _unsettled: str
     _going_on: str
 

@@ -63,14 +63,14 @@ class Piece:
         """Descriptors that it has with the engine at once."""
         return self._most
 
-    def queue(self, transfer: Any) -> None:
-        """Have it get a slot after those that were queued before. With the engine's lock held."""
-        self.staging._queue(self, transfer)
+    def claim(self, transfer: Any) -> bool:
+        """Take a slot; False where none is free. With the engine's lock held."""
+        return self.staging._claim(self, transfer)
 
-    def free(self) -> None:
+    def free(self, transfer: Any) -> None:
         """Nothing uses its slot any more. With the engine's lock held."""
         if self._slot is not None:
-            self.staging._free(self._slot)
+            self.staging._free(self._slot, transfer._engine)
             self._slot = None
 
     def copy(self) -> None:
@@ -114,9 +114,7 @@ class Call:
 
 
 def carry(transfer: Any, piece: Piece, move: Callable[[str, Plan, Op], Outcome]) -> Call:
-    """Carry a piece: slot, gather, move, scatter. Returns when those before it have ended; with an error, at once."""
-    if not piece.staging._take(piece, transfer):
-        return Call()
+    """Carry a piece that has a slot: gather, move, scatter. Returns behind those before it; with an error, at once."""
     reads = piece.op == "read"
     try:
         if not reads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import threading
 import weakref
@@ -64,10 +63,9 @@ class Staging:
         self.layout = Layout([Region("staging", 0, self._base, nbytes, 1, memory=self.memory)], page_size=1)
         self._owner: weakref.ref[Any] | None = None
         self._owning = threading.Lock()
-        # From here on guarded by the engine's lock. The slot used last is used next: it is in the cache. What waits are
-        # pieces (see pieces.py), each with its transfer.
+        # From here on guarded by the engine's lock. The slot used last is used next: it is in the cache.
         self._unused = list(range(self.slots))[::-1]
-        self._waiting: collections.deque[tuple[Any, Any]] = collections.deque()
+        self._waiting: list[Any] = []  # transfers that found no slot
 
     @property
     def free(self) -> int:
@@ -109,26 +107,31 @@ class Staging:
 
     # ---- slots, with the engine's lock held
 
-    def _queue(self, piece: Any, transfer: Any) -> None:
-        self._waiting.append((piece, transfer))
+    def _claim(self, piece: Any, transfer: Any) -> bool:
+        """Give a piece a slot. False where none is free: its transfer is queued again when one is.
 
-    def _take(self, piece: Any, transfer: Any) -> bool:
-        """Wait until a piece that was queued has a slot; False when its transfer has ended, or is to, before that."""
-        with transfer._changed:
-            transfer._changed.wait_for(lambda: not transfer._wanted or (self._unused and self._waiting[0][0] is piece))
-            self._waiting.remove((piece, transfer))
-            if transfer._wanted:
-                piece._slot = self._unused.pop()
-            self._wake()
-            return piece._slot is not None
+        No thread waits meanwhile: it may be needed to find out that the slots of a failed transfer are free.
+        """
+        first = not self._waiting or transfer in self._waiting  # nobody who came before is about to be woken
+        if not self._unused or not first:
+            if transfer not in self._waiting:
+                self._waiting.append(transfer)
+            transfer._engine._waiting.watch()
+            return False
+        piece._slot = self._unused.pop()
+        return True
 
-    def _free(self, slot: int) -> None:
+    def _free(self, slot: int, engine: Any) -> None:
         self._unused.append(slot)
-        self._wake()
+        if self._waiting:
+            engine._events.append(lambda: self._wake(engine))  # when what frees it is through with its own account
 
-    def _wake(self) -> None:
-        if self._waiting and self._unused:
-            self._waiting[0][1]._changed.notify_all()
+    def _wake(self, engine: Any) -> None:
+        """Queue again what waits for slots, first come, first served. Called without the lock."""
+        with engine._lock:
+            waiting, self._waiting = self._waiting, []
+            for transfer in waiting:
+                transfer._resume()
 
 
 def _allocate(nbytes: int, memory: Memory, pinned: bool) -> torch.Tensor:

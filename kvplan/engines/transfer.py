@@ -335,15 +335,22 @@ class Transfer:
     def _take(self) -> Chunk | None:
         """The next chunk, now with a thread; None when there is none or none is wanted."""
         chunk = self._next if self._may_take() else None
-        if chunk is not None:
-            self._jobs.append(chunk)
-            self._last = chunk
-            if isinstance(chunk, Piece):  # `carry` says when the engine is given it
-                chunk.queue(self)
-            else:
-                self._begin(chunk)
-            self._next = next(self._chunks, None)
+        if chunk is None or (isinstance(chunk, Piece) and not chunk.claim(self)):
+            return None
+        self._jobs.append(chunk)
+        self._last = chunk
+        if not isinstance(chunk, Piece):  # `carry` says when the engine is given a piece
+            self._begin(chunk)
+        self._next = next(self._chunks, None)
         return chunk
+
+    def _resume(self) -> None:
+        """A slot of staging, which it has waited for, may be free."""
+        if self._may_take():
+            try:
+                self._engine._lanes.resume(self._key, self)
+            except RuntimeError as error:
+                self._close("failed", str(error))
 
     @property
     def _wanted(self) -> bool:
@@ -379,7 +386,7 @@ class Transfer:
             if goes_on:
                 self._held.append(chunk)
             else:
-                chunk.free()
+                chunk.free(self)
         if failed and self._failure is None:
             self._last = chunk
             self._failure = ((outcome.code if outcome else 0) or None, cause)
@@ -412,7 +419,7 @@ class Transfer:
     def _free_slots(self) -> None:
         """It has settled: nothing uses its slots of staging any more."""
         for piece in self._held:
-            piece.free()
+            piece.free(self)
         self._held.clear()
 
     def _close(self, end: Literal["arrived", "failed", "cancelled"], why: str | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -27,14 +28,27 @@ class Waiting:
 
     def put(self, transfer: Transfer, plan: Plan, behind: set[Transfer]) -> None:
         """Keep it back until all of `behind` have settled. RuntimeError, with no effect, for want of a thread."""
+        self._start()
+        transfer._behind = behind
+        self._plans[transfer] = plan
+
+    def watch(self) -> None:
+        """Ask as well after those that hold slots of staging, as long as others wait for slots."""
+        if self._holders():
+            with contextlib.suppress(RuntimeError):  # for want of a thread; the next one that waits tries again
+                self._start()
+
+    def _start(self) -> None:
         if not self._asks:
             try:
                 threading.Thread(target=self._ask, name="kvplan-waiting", daemon=True).start()
             except RuntimeError as error:
                 raise RuntimeError(f"no thread can be started, so nothing is submitted: {error}") from error
             self._asks = True
-        transfer._behind = behind
-        self._plans[transfer] = plan
+
+    def _holders(self) -> set[Transfer]:
+        wanted = [staging for staging in self._engine._stagings if any(not t.done() for t in staging._waiting)]
+        return {t for t in self._engine._unsettled_transfers if any(piece.staging in wanted for piece in t._held)}
 
     def remove(self, transfer: Transfer) -> None:
         """It has ended."""
@@ -61,7 +75,7 @@ class Waiting:
     def _ask(self) -> None:
         while True:
             with self._engine._lock:
-                others = {other for transfer in self._plans for other in transfer._behind or ()}
+                others = {other for transfer in self._plans for other in transfer._behind or ()} | self._holders()
                 if not others:
                     self._asks = False
                     return
