@@ -107,10 +107,10 @@ def test_a_port_that_is_taken(server: Server) -> None:
 
 def test_releases_that_were_not_tried_are_refused() -> None:
     for version in ("0.32.0", "0.32.1+cpu"):
-        check_version(lambda _, version=version: version)
+        check_version(version)
     for version in ("0.29.0", "0.3.2", "0.320.0", "1.0"):
         with pytest.raises(ValueError, match=f"and this is vLLM {version}"):
-            check_version(lambda _, version=version: version)
+            check_version(version)
 
 
 def config(**extra: Any) -> Any:
