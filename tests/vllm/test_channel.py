@@ -143,6 +143,12 @@ def test_settings() -> None:
         Settings.of(config(engine_options={"colour": 1})).make_engine()
 
 
+def test_mooncake_is_reached_where_the_side_channel_is() -> None:
+    settings = Settings.of(config(engine="mooncake", side_channel_host="127.0.0.1"))
+    with settings.make_engine() as engine:
+        assert engine.session.startswith("127.0.0.1:")
+
+
 PARAMS = {
     "do_remote_prefill": True, "remote_engine_id": "e", "remote_request_id": "r", "remote_host": HOST,
     "remote_port": 1, "remote_block_ids": [[1]], "remote_num_tokens": 5,
