@@ -16,8 +16,8 @@ class Settings:
 
     Attributes:
         engine: "nixl" or "mooncake". Both sides must say the same.
-        engine_options: arguments of `kvplan.engines.NixlEngine` or `MooncakeEngine`. Mooncake's `hostname` is by default
-            that of the side channel.
+        engine_options: arguments of `kvplan.engines.NixlEngine` or `MooncakeEngine`. Mooncake's `hostname` is that of
+            the side channel by default.
         host, port: of the side channel. By default VLLM_NIXL_SIDE_CHANNEL_HOST and VLLM_NIXL_SIDE_CHANNEL_PORT, as for
             NixlConnector. The number of the data-parallel engine is added to the port.
         lease: seconds for which the prefill side holds blocks that nobody asks for.
