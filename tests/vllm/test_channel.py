@@ -107,10 +107,10 @@ def test_a_port_that_is_taken(server: Server) -> None:
 
 def test_releases_that_were_not_tried_are_refused() -> None:
     for version in ("0.32.0", "0.32.1+cpu"):
-        check_version(lambda _, version=version: version)
+        check_version(version)
     for version in ("0.29.0", "0.3.2", "0.320.0", "1.0"):
         with pytest.raises(ValueError, match=f"and this is vLLM {version}"):
-            check_version(lambda _, version=version: version)
+            check_version(version)
 
 
 def config(**extra: Any) -> Any:
@@ -141,6 +141,12 @@ def test_settings() -> None:
     assert (found.engine, found.port, found.lease) == ("nixl", 7002, 30)
     with pytest.raises(ValueError, match="engine_options of the nixl engine: .*'colour'"):
         Settings.of(config(engine_options={"colour": 1})).make_engine()
+
+
+def test_mooncake_is_reached_where_the_side_channel_is() -> None:
+    settings = Settings.of(config(engine="mooncake", side_channel_host="127.0.0.1"))
+    with settings.make_engine() as engine:
+        assert engine.session.startswith("127.0.0.1:")
 
 
 PARAMS = {

@@ -58,8 +58,13 @@ class Pair:
     def __init__(self, kind: str, model: Path, folder: Path) -> None:
         self.kind, self.model, self.folder, self.started = kind, model, folder, 0
         self.p = self.start("kv_producer")
-        self.d = self.start("kv_consumer", kv_load_failure_policy="recompute")
+        self.d = self.decode("recompute")
         self.p.ready(), self.d.ready()
+
+    def decode(self, policy: str) -> Engine:
+        """Start a decode engine with this kv_load_failure_policy."""
+        self.policy = policy
+        return self.start("kv_consumer", kv_load_failure_policy=policy)
 
     def start(self, role: str, **transfer: Any) -> Engine:
         """Prompts of more than 128 tokens are prefilled in chunks; both sides keep prefixes."""
@@ -146,7 +151,7 @@ class TestOnePair:
         for prompt, params in zip(prompts, prefill(pair.p, prompts), strict=True):
             pair.d.add(prompt, TOKENS, params)
         pair.d.kill()
-        pair.d = pair.start("kv_consumer", kv_load_failure_policy="fail")
+        pair.d = pair.decode("fail")
         pair.p.idle(LEASE + 2)
         assert pair.p.said("nobody has asked") == expired + 4
         pair.d.ready()
@@ -171,9 +176,11 @@ class TestOnePair:
         assert pair.d.said(f"source page id {1 << 40} at position 1 is out of range") == 1
 
     def test_a_killed_prefill_engine_frees_what_decode_waits_for(self, pair: Pair) -> None:
-        prompts = prompts_of(13, 90, 190)
+        first, *prompts = prompts_of(13, 70, 90, 190)
+        pair.d.generate([first], TOKENS, prefill(pair.p, [first]))  # hands are shaken
         params = prefill(pair.p, prompts)
         pair.p.kill()
         ids = [pair.d.add(prompt, TOKENS, each) for prompt, each in zip(prompts, params, strict=True)]
         ended = pair.d.run()
-        assert [ended[request][3] for request in ids] == ["error", "error"]
+        reason = "error" if pair.policy == "fail" else "length"  # computed on the decode side
+        assert [ended[request][3] for request in ids] == [reason, reason]

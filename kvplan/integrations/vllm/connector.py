@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import torch
+import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -33,7 +33,7 @@ class KvplanConnector(KVConnectorBase_V1, SupportsHMA):
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        check_version(importlib.metadata.version)
+        check_version(vllm.__version__)
         config.check(vllm_config, kv_cache_config)
         settings = Settings.of(vllm_config)
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-
-logger = logging.getLogger("vllm.kvplan")
-
 #: Releases of vLLM that real engines were run with.
 TRIED = ("0.32",)
 
@@ -19,15 +14,7 @@ def load() -> None:
         KVConnectorFactory.register_connector("KvplanConnector", "kvplan.vllm", "KvplanConnector")
 
 
-def check_version(version_of: Callable[[str], str]) -> None:
-    """Refuse a release of vLLM that was not tried.
-
-    Args:
-        version_of: `importlib.metadata.version`.
-
-    Raises:
-        ValueError: names the release.
-    """
-    version = version_of("vllm")
+def check_version(version: str) -> None:
+    """Refuse a release of vLLM that was not tried: ValueError, with its `version`."""
     if ".".join(version.split("+")[0].split(".")[:2]) not in TRIED:
         raise ValueError(f"KvplanConnector was tried with vLLM {', '.join(TRIED)}, and this is vLLM {version}")

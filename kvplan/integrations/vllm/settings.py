@@ -16,7 +16,8 @@ class Settings:
 
     Attributes:
         engine: "nixl" or "mooncake". Both sides must say the same.
-        engine_options: arguments of `kvplan.engines.NixlEngine` or `MooncakeEngine`.
+        engine_options: arguments of `kvplan.engines.NixlEngine` or `MooncakeEngine`. Mooncake's `hostname` is that of
+            the side channel by default.
         host, port: of the side channel. By default VLLM_NIXL_SIDE_CHANNEL_HOST and VLLM_NIXL_SIDE_CHANNEL_PORT, as for
             NixlConnector. The number of the data-parallel engine is added to the port.
         lease: seconds for which the prefill side holds blocks that nobody asks for.
@@ -72,8 +73,11 @@ class Settings:
         Raises:
             ValueError: engine_options has an argument that the engine does not take; or as the engine itself.
         """
+        options = self.engine_options
+        if self.engine == "mooncake":  # it too must be told how others reach this machine
+            options = {"hostname": self.host} | options
         try:
-            return engines.KINDS[self.engine](**self.engine_options)
+            return engines.KINDS[self.engine](**options)
         except TypeError as error:
             raise ValueError(f"engine_options of the {self.engine} engine: {error}") from error
 
