@@ -471,6 +471,17 @@ def test_what_is_no_tensor_is_refused_by_name(given):
     ):
         with pytest.raises(LayoutError, match=r"layer 7: a torch tensor is needed, not (None|3|a |'a)"):
             make()
+    for tensor, words in (
+        (torch.zeros(2, 4).to_sparse(), "a dense tensor is needed, not one of layout torch.sparse_coo"),
+        (
+            torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged),
+            "a dense tensor is needed, not one of layout torch.jagged",
+        ),
+        (torch.zeros(2, 4, device="meta"), "tensor is on meta, neither CPU nor CUDA"),
+    ):
+        for make in (Region.from_tensor, lambda *about: Region.from_slots(about[0], 1, *about[1:])):
+            with pytest.raises(LayoutError, match=words):
+                make(tensor, "k", 7)
     with pytest.raises(LayoutError, match="names must be a list of names, one a plane, not 'kv'"):
         Region.from_planes(torch.zeros(2, 4, 4), "kv", 7, axes="planes pages tokens")
 
