@@ -40,8 +40,10 @@ demo: $(VENV)/built ## two processes, every byte checked; ENGINE=nixl, DEMO_ARGS
 	@echo "== Triton $*"
 	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $@ triton==$*
 
-test: $(VENV)/built $(TRITON) ## all tests that CI runs; KVPLAN_EXAMPLES=20000 draws more random clusters
-	KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest
+# Two files at a time: one process would take more than CI's 20 minutes.
+TEST_JOBS ?= 2
+test: $(VENV)/built $(TRITON) ## all tests that CI runs; KVPLAN_EXAMPLES=20000 draws more random clusters; TEST_JOBS=1
+	KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile
 
 # Stops, kills and refusals at random, 500 an engine; no byte may change once it was called settled.
 SOAK_FAULTS ?= 500
