@@ -1,7 +1,7 @@
 """python -m bench.copies: gather and scatter of small rows against memcpy of the same bytes, in CPU time of one thread.
 
-Rows lie at random places of 512 MB of torch's memory, whose pages are small, and side by side in staging. Runs alternate with memcpy, so that
-what else the machine does is the same for both; of each the least and the median is taken.
+Rows lie at random places of 512 MB of torch's memory, whose pages are small, and side by side in staging. Runs take
+turns with memcpy, so that what else the machine does is the same for both; of each the least and the median is taken.
 """
 
 from __future__ import annotations
