@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitize"
 HERE = ROOT / "tests" / "sanitize"
-STAGES = ["properties", "plan", "runs", "descriptors", "pages", "packed", "copy", "device", "cases", "races"]
+STAGES = ["properties", "plan", "runs", "descriptors", "pages", "copy", "device", "cases", "races"]
 CORE = [f"tests/test_{name}.py" for name in STAGES]
 FLAGS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 LIMIT = 300  # seconds for any process here
@@ -86,6 +86,7 @@ def pytests(package):
     """Runs of pytest, all at once: name -> (status, output)."""
     runs = {
         "core": (CORE, {"KVPLAN_EXAMPLES": 15}),
+        "packing": (["tests/test_packed.py"], {"KVPLAN_EXAMPLES": 15}),
         "ops": ([HERE / "ops.py"], {"KVPLAN_EXAMPLES": 100}),
         "kernels": ([HERE / "kernels.py"], {"KVPLAN_EXAMPLES": 10, "KVPLAN_SIMT_SEEDS": 1}),
     }
@@ -109,7 +110,7 @@ def pytests(package):
         return {name: future.result() for name, future in futures.items()}
 
 
-@pytest.mark.parametrize("name", ["core", "ops", "kernels"])
+@pytest.mark.parametrize("name", ["core", "packing", "ops", "kernels"])
 def test_no_fault_in(pytests, name):
     status, output = pytests[name]
     report = re.search(r"^.*(runtime error|ERROR: AddressSanitizer).*(\n.*){0,12}", output, re.MULTILINE)
