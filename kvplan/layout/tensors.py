@@ -108,9 +108,7 @@ def _check_tensor(given: Any, what: str) -> None:
             f"{what}: a torch tensor is needed, not {shown(given)}; give memory by its address to Region(...)"
         )
     if given.layout != torch.strided or given.is_nested:
-        raise LayoutError(
-            f"{what}: a dense tensor is needed, not {'a nested' if given.is_nested else given.layout} one"
-        )
+        raise LayoutError(f"{what}: a dense tensor is needed, not one of layout {given.layout}")
 
 
 def _measured(tensor: torch.Tensor, what: str) -> dict[str, Any]:
