@@ -43,7 +43,7 @@ demo: $(VENV)/built ## two processes, every byte checked; ENGINE=nixl, DEMO_ARGS
 # Two files at a time: one process would take more than CI's 20 minutes.
 TEST_JOBS ?= 2
 test: $(VENV)/built $(TRITON) ## all tests that CI runs; KVPLAN_EXAMPLES=20000 draws more random clusters; TEST_JOBS=1
-	KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile
+	KVPLAN_TRITON=$(subst $() ,:,$(TRITON)) $(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 
 # Stops, kills and refusals at random, 500 an engine; no byte may change once it was called settled.
 SOAK_FAULTS ?= 500

@@ -19,7 +19,8 @@ def move(src: Side, dst: Side, theirs: list[int], mine: list[int], start: int, s
     """What the workers of the decode side do, with a copy in the place of the engine."""
     layouts = [Layout.from_dict(rank.layout.to_dict()) for rank in src.described]
     for described in dst.described:
-        cluster = kvplan.Cluster(prefill=layouts, decode=[described.layout])
+        every = {key for layout in layouts for key in layout.by_key}
+        cluster = kvplan.Cluster(prefill=layouts, decode=[described.layout], allow_unsent=every)
         cluster.check()
         for number, there in enumerate(src.described):
             pairing = cluster.pairing(number, 0)

@@ -96,9 +96,9 @@ def shake_hands(mine: Described, kind: str, engine: str, host: str, port: int, t
         raise ChannelError(f"{host}:{port} sent no handshake, but {sorted(answer)}")
     payloads = [_checked(each, kind) for each in ranks]
     layouts = [Layout.from_dict(each["layout"]) for each in payloads]
-    others = {key for layout in layouts for key in layout.by_key} - mine.layout.by_key.keys()
-    # What this worker does not hold is another stage's; whatever it holds must come, each byte once.
-    cluster = Cluster(prefill=layouts, decode=[mine.layout], allow_unsent=others)
+    every = {key for layout in layouts for key in layout.by_key}
+    # What this worker does not hold is another rank's; whatever it holds must come, each byte once.
+    cluster = Cluster(prefill=layouts, decode=[mine.layout], allow_unsent=every)
     cluster.check()
     found = []
     for number, (each, layout) in enumerate(zip(payloads, layouts, strict=True)):
