@@ -14,7 +14,7 @@ from sglang.srt.disaggregation.nixl import conn
 from sglang.srt.disaggregation.utils import KVClassType, TransferBackend, get_kv_class
 
 from kvplan.integrations.sglang import gate, nixl_frames
-from kvplan.integrations.sglang.frames import FrameError
+from kvplan.integrations.sglang.frames import FrameError, no_pages
 from kvplan.integrations.sglang.seam import choose
 
 HOST, DEVICE = np.array([5, 3, 9], np.int32), np.array([1, 2], np.int32)
@@ -71,7 +71,7 @@ def test_the_seam_chooses_for_sglangs_own_nixl_manager_alone() -> None:
 
 def message(**frames: bytes) -> list[bytes]:
     """The message of a room with both lists of page ids, without GUARD. `frames`: another one at place `at_N`."""
-    made = [b"7", b"127.0.0.1", b"4000", b"agent", nixl_frames.no_pages(3), b"2", b"1", b"", b"0", b"0",
+    made = [b"7", b"127.0.0.1", b"4000", b"agent", no_pages(3), b"2", b"1", b"", b"0", b"0",
             nixl_frames.ids_frame(HOST, DEVICE)]  # fmt: skip
     for name, frame in frames.items():
         made[int(name[3:])] = frame
