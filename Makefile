@@ -87,8 +87,9 @@ bench-peers: ## SGLang's planner beside it, in an environment of its own (6 GB)
 	sh bench/peers/setup.sh
 
 # On a machine with a GPU, by the Python that has torch there; needs no network. Figures go to bench/RESULTS.md by hand.
-gpu-check: ## builds, tests and measures on a machine with a GPU; PYTHON=the one that has torch
-	$(PYTHON) tools/gpu_check.py
+GPU_ARGS ?=
+gpu-check: ## builds, tests and measures on a machine with a GPU; PYTHON=the one that has torch, GPU_ARGS="--minutes 3"
+	$(PYTHON) tools/gpu_check.py $(GPU_ARGS)
 
 lint: $(VENV)/built ## ruff, mypy, import-linter
 	$(VENV)/bin/ruff check .

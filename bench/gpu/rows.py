@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import traceback
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from bench import inputs
 from bench.gpu import timing
 from bench.gpu.timing import DEVICE, GPU
-from kvplan import Layout, Pairing, Region, Request, ops, pair
+from kvplan import Layout, Memory, Pairing, Region, Request, execute, ops, pair
+from kvplan.planning.device import Planner
 
 GIB = 1 << 30
 Ids = torch.Tensor
@@ -36,7 +38,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        if self.limit is None:
+        if self.limit is None or not GPU:
             return None
         return self.value >= self.limit if self.least else self.value <= self.limit
 
@@ -238,21 +240,128 @@ def host_rows() -> Iterator[Row]:
     yield Row("  ops.copy_", 1e6 * timing.host_time(lambda: ops.copy_(table)), "µs")
 
 
+def execute_rows() -> Iterator[Row]:
+    """`execute` of a plan made on the device, C4 pages to pinned memory, against one copy of as many bytes each way."""
+    count = PAGES // 8
+    for host in (False, True):
+        pools = [
+            [bytes_of(2 * count * size, "host" if side and host and size == inputs.C4[1] else "device")
+             for size in MODEL] for side in range(2)
+        ]  # fmt: skip
+        made = pair(*(
+            Layout([
+                Region(f"kv{size}", 0, pool.data_ptr(), size, 2 * count, memory=memory_of(pool))
+                for size, pool in zip(MODEL, side, strict=True)
+            ], page_size=256)
+            for side in pools
+        ))  # fmt: skip
+        src, dst = (torch.randperm(2 * count)[:count].to(DEVICE) for _ in range(2))
+        planner = made.planner([Request(src, dst)], device=DEVICE)
+
+        def both(planner: Planner = planner) -> None:
+            execute(planner.run())
+
+        for pool in pools[1]:
+            pool.zero_()
+        both()
+        for size, here, there in zip(MODEL, *pools, strict=True):
+            check_pages(here, there, src, dst, size)
+        graph = timing.graph_of([both])  # a replay plans and copies
+        pieces = [
+            (there[: count * size], here[: count * size]) for size, here, there in zip(MODEL, *pools, strict=True)
+        ]
+        floor = timing.device_time([lambda: [to.copy_(of, non_blocking=True) for to, of in pieces]] * 2, rounds=7)  # noqa: B023
+        spent, replayed = (timing.device_time([call] * 2, rounds=7) for call in (both, graph))
+        where = "C4 pages to pinned memory" if host else "all on the device"
+        note = f"{1e6 * spent:.0f} µs; in a graph {1e6 * replayed:.0f} µs; contiguous copies {1e6 * floor:.0f} µs"
+        yield Row(f"Planner.run and execute, {where}, against copies", 100 * floor / spent, "%", note=note)
+
+
+MODEL = (inputs.C4[1], inputs.INDEXER[1], inputs.C128[1])
+
+
+def memory_of(pool: torch.Tensor) -> Memory:
+    return Memory.VRAM(pool.device.index or 0) if pool.is_cuda else Memory.DRAM
+
+
+def packing_rows() -> Iterator[Row]:
+    """`Plan.packed` over device tensors; it waits for the device three times, so this is time of the host's clock."""
+    one = Planning(make_pairing(), 1, 7)
+    want = one.pairing.plan_batch(one.requests).packed()
+    for op in ("write", "read"):
+        plan = one.planner.run()
+        got = plan.packed(op)
+        if op == "write":
+            for name in ("copies", "merged", "pieces"):
+                assert torch.equal(getattr(got, name).cpu(), getattr(want, name)), name
+        times = []
+        for _ in range(5 if GPU else 1):
+            timing.finish()
+            started = time.perf_counter()
+            plan.packed(op)
+            timing.finish()
+            times.append(time.perf_counter() - started)
+        yield Row(f"Plan.packed of {len(plan):,} descriptors, {op}", 1e6 * sorted(times)[len(times) // 2], "µs")
+
+
+def beside_rows() -> Iterator[Row]:
+    """What is left of a compute kernel's rate while pages go to pinned memory, by ops.copy_ and by one transfer."""
+    side = 4096 if GPU else 64
+    left, right = (torch.randn(side, side, device=DEVICE).to(torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(left)
+    moved, size = (GIB // 4 if GPU else 1 << 16), 8_448
+    pool, host = bytes_of(moved, "device"), bytes_of(moved, "host")
+    ids = torch.randperm(moved // size, device=DEVICE)
+    table = table_of(pool, host, ids, ids, size)
+
+    def compute() -> None:
+        for _ in range(15):  # a few milliseconds: less than the transfer takes
+            torch.mm(left, right, out=out)
+
+    alone = timing.device_time([compute], rounds=7)
+    kept = {
+        name: 100 * alone / timing.time_beside(compute, call)
+        for name, call in (
+            ("ops.copy_", lambda: ops.copy_(table)),
+            ("a transfer", lambda: host.copy_(pool, non_blocking=True)),
+        )
+    }
+    note = f"beside a transfer {kept['a transfer']:.0f}%; alone {1e6 * alone:.0f} µs"
+    yield Row("a compute kernel's rate beside ops.copy_ to the host", kept["ops.copy_"], "%", note=note)
+
+
 PARTS: dict[str, Callable[[], Iterator[Row]]] = {
     "planning": planning_rows,
     "batch": batch_rows,
     "host": host_rows,
     "copies": copy_rows,
     "pinned": pinned_rows,
+    "execute": execute_rows,
+    "packing": packing_rows,
+    "beside": beside_rows,
 }
 
 
-def measure(parts: list[str], until: float) -> Iterator[Row]:
-    """All rows of these parts; none begins after `until` (time.monotonic)."""
+def measure(parts: list[str], until: float) -> Iterator[Row | tuple[str, str]]:
+    """All rows of these parts, and (part, how far it came): none begins, and none goes on, after `until`.
+
+    A part that fails does not keep the others from being measured.
+    """
     for part in parts:
-        if time.monotonic() > until:
-            yield Row(f"{part}: not measured, no time was left", float("nan"), "")
+        if time.monotonic() >= until:
+            yield part, "no time was left"
             continue
-        yield from PARTS[part]()
+        yield part, "begun"
+        state = "measured"
+        try:
+            for row in PARTS[part]():
+                yield row
+                if time.monotonic() >= until:
+                    state = "not all of it: no time was left"
+                    break
+        except Exception as error:  # whatever it is belongs into the report
+            traceback.print_exc()
+            state = f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        yield part, state
         if GPU:
             torch.cuda.empty_cache()

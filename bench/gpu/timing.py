@@ -1,7 +1,7 @@
 """Times of device work and of host calls.
 
-On a machine without a GPU everything runs on CPU tensors, on the host's clock, to try the benchmark out: such figures
-mean nothing.
+On a machine without a GPU everything runs on CPU tensors, on the host's clock and few times, to try the benchmark out:
+such figures mean nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def device_time(calls: Sequence[Call], *, rounds: int = 15, ahead: int = CYCLES)
         call()
     finish()
     times = []
-    for _ in range(rounds):
+    for _ in range(rounds if GPU else 1):
         if GPU:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(ahead)
@@ -75,11 +75,42 @@ def device_time(calls: Sequence[Call], *, rounds: int = 15, ahead: int = CYCLES)
     return statistics.median(times) / len(calls)
 
 
+def time_beside(call: Call, other: Call, *, rounds: int = 7) -> float:
+    """Seconds of device work of `call`, while `other` runs on another stream, which begins first; median.
+
+    `other` must take longer than `call`.
+    """
+    if not GPU:
+        other()
+        return device_time([call])
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    times = []
+    for _ in range(rounds):
+        finish()
+        begun, start, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(CYCLES)
+            begun.record()
+            other()
+            other()
+        here.wait_event(begun)
+        torch.cuda._sleep(CYCLES // 20)  # `other` has begun by then
+        start.record()
+        call()
+        end.record()
+        finish()
+        times.append(start.elapsed_time(end) * 1e-3)
+    return statistics.median(times)
+
+
 def host_time(call: Call, *, calls: int = 60, rounds: int = 15) -> float:
     """Seconds of host work a call while the device is busy with something else; median of the rounds.
 
     So few calls that no queue fills up.
     """
+
+    if not GPU:
+        calls, rounds = 2, 1
 
     def one_round() -> float:
         if GPU:
