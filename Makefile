@@ -10,7 +10,7 @@ DEMO_ARGS ?=
 SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all help demo test full sglang vllm soak bench bench-routes bench-peers gpu-check lint clean
+.PHONY: all help demo test full sglang vllm soak bench bench-routes bench-peers gpu-check docs wheel sdist lint clean
 
 all: $(VENV)/ready ## the environment in .venv
 
@@ -75,7 +75,7 @@ full: $(VENV)/built $(TRITON) ## all that is too long for CI: make sglang, make 
 	$(PY) -m tests.fuzz --seconds $(FULL_FUZZ)
 	$(MAKE) soak
 
-bench: $(VENV)/built ## the table in README.md, and its plot
+bench: $(VENV)/built ## the table in docs/performance.md, and its plot
 	$(PY) -m bench
 
 # Two processes a case, over Mooncake and NIXL; minutes. BENCH_ROUTES_ARGS="--runs 1 --only cases" is sooner.
@@ -96,5 +96,16 @@ lint: $(VENV)/built ## ruff, mypy, import-linter
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# In an environment of its own: the site's packages need none of kvplan's, and may ask for other versions of the same.
+.venv-docs/ready: docs/requirements.txt
+	@echo "== environment of the documentation in .venv-docs"
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
+
+docs: .venv-docs/ready ## the documentation as a site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
+
 clean: ## all that is built, but for the environments of SGLang and vLLM
-	rm -rf $(VENV) .triton build *.egg-info kvplan/*.so kvplan/*.fatbin
+	rm -rf $(VENV) .venv-docs .triton build *.egg-info kvplan/*.so kvplan/*.fatbin
