@@ -1,7 +1,7 @@
 """Every Python block of README.md and docs/ runs: as the page shows it, or by the test that it names.
 
-A page's blocks share a namespace, and run in their order in a process of their own. HTML comments, which readers do not see,
-say what else there is to do:
+A page's blocks share a namespace, and run in their order in a process of their own. HTML comments, which readers do
+not see, say what else there is to do:
 
 <!-- setup ... -->        Python that runs here, before what follows
 <!-- check ... -->        the same: what the blocks before it must have done

@@ -73,7 +73,7 @@ def draw(pairing: Pairing, plan: Plan, path: str) -> None:
         here = _pages(src, nbytes, source)
         there = _pages(dst, nbytes, destination)
         runs = _runs(here, there)
-        # One axis a side: page ids of the source above, those of the destination below, each as wide as its own ids need.
+        # One axis a side: page ids of the source above, of the destination below, each as wide as its ids need.
         left, width = int(there[0].min()), int(there[1].max() - there[0].min())
         source_left, source_width = int(here[0].min()), int(here[1].max() - here[0].min())
         above = axes.twiny()
