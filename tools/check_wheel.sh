@@ -37,7 +37,7 @@ if readelf -d kvplan/_C.so | grep -E 'R(UN)?PATH' | grep -v '\[\$ORIGIN'; then
 fi
 tried=""
 for python in "${@:-python3}"; do
-  command -v "$python" >/dev/null || { echo "== $python: not here"; continue; }
+  "$python" -c '' 2>/dev/null || { echo "== $python: not here"; continue; }
   echo "== $python: $(basename "$wheel")"
   "$python" -m venv "$work/env-$python"
   pip="$work/env-$python/bin/python -m pip --quiet --disable-pip-version-check"

@@ -28,7 +28,7 @@ def _pages(address: np.ndarray, nbytes: np.ndarray, region: Region) -> tuple[np.
     """First page and the page behind the last of each descriptor in `region`: int64 [n] each."""
     start = (address - np.uint64(region.base)).astype(np.int64)
     stride = region.page_stride
-    return start // stride, -(-(start + nbytes.astype(np.int64)) // stride)  # type: ignore[operator]
+    return start // stride, -(-(start + nbytes.astype(np.int64)) // stride)
 
 
 def _runs(here: tuple[np.ndarray, np.ndarray], there: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
