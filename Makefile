@@ -7,10 +7,12 @@ ENGINE ?= mooncake
 # The oldest and the newest release of Triton that the kernels are tried with, in its interpreter.
 TRITON := $(addprefix .triton/,3.6.0 3.8.0)
 DEMO_ARGS ?=
+# On a terminal pip shows what it fetches; elsewhere, as in CI, it would fill the log.
+PIP_SHOWS := $(shell test -t 2 || echo --quiet)
 SOAK_ARGS ?=
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh' -o -name '*.cu') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: all help demo test full sglang vllm soak bench bench-routes bench-peers gpu-check lint clean
+.PHONY: all help demo test full sglang vllm soak bench bench-routes bench-peers gpu-check docs wheel sdist check-wheel lint clean
 
 all: $(VENV)/ready ## the environment in .venv
 
@@ -23,8 +25,10 @@ $(VENV)/ready: requirements-dev.txt requirements-engines.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "kvplan needs Python 3.10 or newer, this is " + sys.version)'
 	@for tool in g++ cmake; do command -v $$tool >/dev/null || { echo "$$tool is missing. Type: apt-get install -y g++ cmake"; exit 1; }; done
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
-	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-engines.txt
+	@echo "== installing torch, Mooncake and what tests need (2.5 GB; minutes)"
+	$(PY) -m pip install --disable-pip-version-check $(PIP_SHOWS) -r requirements-dev.txt
+	@echo "== installing NIXL and Ascend's engine"
+	$(PY) -m pip install --disable-pip-version-check $(PIP_SHOWS) --no-deps -r requirements-engines.txt
 	@sh tools/libibverbs.sh
 	@touch $@
 
@@ -68,14 +72,15 @@ vllm: ## real vLLM engines with KvplanConnector (4 GB, half an hour); VLLM_ARGS=
 FULL_EXAMPLES ?= 10000
 FULL_SEEDS ?= 20
 FULL_FUZZ ?= 600
-full: $(VENV)/built $(TRITON) ## all that is too long for CI: make sglang, make vllm, make test with long matrices, fuzzing, make soak. Hours
+full: $(VENV)/built $(TRITON) ## all that is too long for CI: make sglang, make vllm, make test with long matrices, fuzzing, make soak, make check-wheel. Hours
 	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) $(MAKE) sglang
 	$(MAKE) vllm
 	KVPLAN_EXAMPLES=$(FULL_EXAMPLES) KVPLAN_SIMT_SEEDS=$(FULL_SEEDS) $(MAKE) test
 	$(PY) -m tests.fuzz --seconds $(FULL_FUZZ)
 	$(MAKE) soak
+	$(MAKE) check-wheel
 
-bench: $(VENV)/built ## the table in README.md, and its plot
+bench: $(VENV)/built ## the table in docs/performance.md, and its plot
 	$(PY) -m bench
 
 # Two processes a case, over Mooncake and NIXL; minutes. BENCH_ROUTES_ARGS="--runs 1 --only cases" is sooner.
@@ -97,5 +102,28 @@ lint: $(VENV)/built ## ruff, mypy, import-linter
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
+# In an environment of its own: the site's packages need none of kvplan's, and may ask for other versions of the same.
+.venv-docs/ready: docs/requirements.txt
+	@echo "== environment of the documentation in .venv-docs"
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@touch $@
+
+docs: .venv-docs/ready ## the documentation as a site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
+
+# Python versions that tools/check_wheel.sh looks for, on PATH.
+WHEEL_PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
+wheel: $(VENV)/ready ## a manylinux wheel in dist/, with device code where nvcc is
+	PY=$(PY) sh tools/wheel.sh
+
+sdist: $(VENV)/ready ## a source distribution in dist/
+	rm -f dist/*.tar.gz
+	$(PY) -c 'import setuptools.build_meta as b; print("dist/" + b.build_sdist("dist"))' | tail -1
+
+check-wheel: wheel sdist ## dist/ installed into fresh environments of every Python that is here, and used from another folder
+	sh tools/check_wheel.sh $(WHEEL_PYTHONS)
+
 clean: ## all that is built, but for the environments of SGLang and vLLM
-	rm -rf $(VENV) .triton build *.egg-info kvplan/*.so kvplan/*.fatbin
+	rm -rf $(VENV) .venv-docs .triton build dist *.egg-info kvplan/*.so kvplan/*.fatbin

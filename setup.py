@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_ext import build_ext
+try:
+    from setuptools import Extension, setup
+    from setuptools.command.bdist_wheel import bdist_wheel
+    from setuptools.command.build_ext import build_ext
+except ImportError as error:
+    sys.exit(f"kvplan is built with setuptools 77 or newer ({error}). Type: pip install 'setuptools>=77' wheel")
 
 ROOT = Path(__file__).resolve().parent
 
@@ -19,16 +24,36 @@ ROOT = Path(__file__).resolve().parent
 def torch_root() -> Path:
     """Folder of the installed torch; found without importing it, which would take seconds."""
     spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        sys.exit(
-            "kvplan is built against the installed torch, and none was found. Install torch>=2.11 first, then run "
-            "pip install --no-build-isolation ."
-        )
+    assert spec is not None and spec.origin is not None, "missing() was not asked"
     return Path(spec.origin).parent
+
+
+def missing() -> list[str]:
+    """A line for each thing that the build needs and that is not here, with what to type."""
+    lines = []
+    if importlib.util.find_spec("torch") is None:
+        lines.append(
+            "torch: kvplan is built against the torch that is installed, and none is. Type: pip install 'torch>=2.11'. "
+            "Then: pip install --no-build-isolation ."
+        )
+    else:
+        version = importlib.metadata.version("torch")
+        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (2, 11):
+            lines.append(f"torch: 2.11 or newer is needed, this is {version}. Type: pip install 'torch>=2.11'")
+    if shutil.which("cmake") is None:
+        lines.append("cmake: it builds the extension. Type: apt-get install -y cmake, or pip install cmake")
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "c++").split()[0], "c++", "g++", "clang++")):
+        lines.append("a C++ compiler: Type: apt-get install -y g++")
+    return lines
 
 
 class CMakeBuild(build_ext):
     """Runs CMake in place of the compiler."""
+
+    def run(self) -> None:
+        if lines := missing():
+            sys.exit("kvplan cannot be built. Missing are:\n" + "".join(f"  {line}\n" for line in lines))
+        super().run()
 
     def build_extension(self, ext: Extension) -> None:
         output = Path(self.get_ext_fullpath(ext.name)).resolve().parent

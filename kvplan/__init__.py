@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .ops import get_num_threads, set_num_threads
     from .planning import Cluster, Packed, Pairing, Plan, Request, Segment, execute, pair
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Cluster",

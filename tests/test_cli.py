@@ -1,7 +1,6 @@
-"""The command line and the README's example."""
+"""The command line."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -55,12 +54,6 @@ def test_help_is_enough(capsys):
     for command in ("demo", "doctor"):
         done = subprocess.run([sys.executable, "-m", "kvplan", command, "--help"], capture_output=True, text=True)
         assert done.returncode == 0 and "--" in done.stdout
-
-
-def test_the_first_example_of_the_readme_runs():
-    text = (ROOT / "README.md").read_text()
-    example = re.search(r"## A first example\n\n```python\n(.*?)```", text, re.S).group(1)
-    exec(compile(example, "README.md", "exec"), {})
 
 
 def test_version(capsys):
