@@ -12,7 +12,7 @@ from vllm_caches import ORDERS, Side, fill, wrong
 import kvplan
 from kvplan import Layout, LayoutError, PairingError, PlanError
 from kvplan.integrations.vllm.lists import Tables, request
-from kvplan.integrations.vllm.words import Group, Layer, describe
+from kvplan.integrations.vllm.words import Group, Layer, Ranks, describe
 
 
 def move(src: Side, dst: Side, theirs: list[int], mine: list[int], start: int, stop: int) -> None:
@@ -44,14 +44,14 @@ def check(src: Side, dst: Side, stop: int = 100, start: int = 0, lookahead: int 
         start: tokens that the decode side has already.
         lookahead: blocks that the prefill side holds behind the last token.
     """
-    theirs = torch.randperm(src.blocks - 1)[: -(-stop // src.block) + lookahead].add(1).tolist()
-    mine = torch.randperm(dst.blocks - 1)[: -(-stop // dst.block)].add(1).tolist()
+    theirs = torch.randperm(src.blocks - 1)[: -(-stop // src.span) + lookahead].add(1).tolist()
+    mine = torch.randperm(dst.blocks - 1)[: -(-stop // dst.span)].add(1).tolist()
     fill(src, theirs, range(stop))
     before = [[cache.clone() for cache in caches] for caches in dst.caches]
     move(src, dst, theirs, mine, start, stop)
     assert wrong(dst, mine, range(start, stop)) == 0
     ratio = dst.caches[0][0].shape[0] // dst.blocks
-    first = start // dst.block
+    first = start // dst.span
     own = {block * ratio + k for block in mine[first:] for k in range(ratio)}
     others = [block for block in range(dst.blocks * ratio) if block not in own]
     for caches, untouched in zip(dst.caches, before, strict=True):
@@ -182,7 +182,7 @@ def test_groups_that_share_one_buffer() -> None:
 
     (source, groups, theirs), (target, _, mine) = side(), side()
     source[:] = torch.arange(source.numel()).view(source.shape) % 251
-    src, dst = (describe(groups, caches, 24, 0, 1) for caches in (theirs, mine))
+    src, dst = (describe(groups, caches, 24, Ranks(0, 1)) for caches in (theirs, mine))
     pairing = kvplan.pair(src.layout, dst.layout)
     there = Tables({"group 0": [0, 0, 4], "group 1": [7, 1, 2]}, src.ratios)
     here = Tables({"group 0": [0, 9, 3], "group 1": [5, 6, 8]}, dst.ratios)
@@ -203,7 +203,7 @@ def test_layers_that_share_a_cache_are_one_region() -> None:
     cache = torch.zeros(24, 2, 16, 8, dtype=torch.uint8)
     layers = tuple(Layer(f"model.layers.{k}.attn", 2, 2, "uint8") for k in range(2))
     described = describe(
-        [Group(16, layers)], dict.fromkeys(("model.layers.0.attn", "model.layers.1.attn"), cache), 24, 0, 1
+        [Group(16, layers)], dict.fromkeys(("model.layers.0.attn", "model.layers.1.attn"), cache), 24, Ranks(0, 1)
     )
     assert [region.key for region in described.layout.regions] == [("model.layers.0.attn", 0)]
 
@@ -227,7 +227,7 @@ def test_what_vllm_says_and_the_cache_must_agree(change: dict[str, object], mess
     cache = torch.zeros(given["shape"], dtype=torch.uint8)  # type: ignore[arg-type]
     layer = Layer(given["name"], given["heads"], given["total"], "uint8")  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match=message):
-        describe([Group(given["block"], (layer,))], {"a": cache}, given["num_blocks"], given["tp_rank"], 2)  # type: ignore
+        describe([Group(given["block"], (layer,))], {"a": cache}, given["num_blocks"], Ranks(given["tp_rank"], 2))  # type: ignore
 
 
 def test_tables_that_do_not_cover_the_tokens_are_refused() -> None:
@@ -249,3 +249,59 @@ def test_kvplan_imports_nothing_of_vllm() -> None:
         "assert not [name for name in sys.modules if name.split('.')[0] in ('vllm', 'zmq')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("there, here", [((2,), (1, 1)), ((1, 1), (2,)), ((3, 1), (1, 2, 1)), ((2, 2), (2, 2))])
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("orders", [("LBHNC", "LBNHC"), ("BLHNC", "LBHNC")])
+def test_pipeline_stages(
+    there: tuple[int, ...], here: tuple[int, ...], ranks: tuple[int, int], orders: tuple[str, str]
+) -> None:
+    """Each stage holds some layers; those of the two sides may be cut elsewhere."""
+    src = Side(orders[0], ranks[0], 16, 4, stages=there)
+    check(src, Side(orders[1], ranks[1], 32, 4, stages=here), lookahead=1)
+
+
+def test_a_stage_without_layers_of_a_group() -> None:
+    """The numbers of groups are the same on all stages, so a stage may have an empty one."""
+    cache, layer = torch.zeros(24, 2, 16, 8, dtype=torch.uint8), Layer("model.layers.3.attn", 2, 2, "uint8")
+    described = describe([Group(16, ()), Group(16, (layer,))], {layer.name: cache}, 24, Ranks(0, 1))
+    assert [region.space for region in described.layout.regions] == ["group 1"]
+    assert described.ratios == {"group 1": 1}
+
+
+@pytest.mark.parametrize("total", [1, 2])
+@pytest.mark.parametrize("sides", [((4, 2, 1), (1, 1, 1)), ((1, 1, 1), (4, 2, 1)), ((4, 2, 8), (4, 2, 2)),
+                                   ((2, 1, 1), (8, 4, 4)), ((8, 4, 1), (4, 2, 16))])  # fmt: skip
+@pytest.mark.parametrize("orders", [("LBHNC", "LBNHC"), ("BHLNC", "BLNHC")])
+def test_decode_context_parallelism(
+    total: int, sides: tuple[tuple[int, int, int], tuple[int, int, int]], orders: tuple[str, str]
+) -> None:
+    """Each side is (TP ranks, DCP ranks, run). A block of the table has 16 x DCP tokens."""
+    for tokens in (200, 128):
+        src, dst = (
+            Side(order, tp, 16, total, dcp=dcp, run=run) for order, (tp, dcp, run) in zip(orders, sides, strict=True)
+        )
+        check(src, dst, tokens, lookahead=1)
+        check(src, dst, tokens, start=64)
+
+
+def test_decode_context_parallelism_with_blocks_of_several_kernel_blocks() -> None:
+    src = Side("LBHNC", 2, 32, 1, kernel=16, dcp=2, run=4)
+    check(src, Side("LBNHC", 4, 64, 1, kernel=16, dcp=4, run=16), 300)
+    check(src, Side("LBNHC", 1, 32, 1, kernel=16), 300, start=64)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (dict(tp=4, total=4, dcp=2), r"2 DCP ranks cannot share the tokens of a head, which 1 of 4 TP ranks hold"),
+        (dict(tp=8, total=2, dcp=3), r"3 DCP ranks cannot share the tokens of a head, which 4 of 8 TP ranks hold"),
+        (dict(tp=2, total=1, dcp=2, run=32), r"blocks of 16 tokens do not hold whole runs of 32 tokens"),
+        (dict(tp=2, total=1, dcp=2, run=0), r"2 DCP ranks with runs of 0 tokens"),
+        (dict(tp=2, total=1, dcp=2, opaque=True), r"OWN_ORDER keeps .* those of 2 DCP ranks cannot be told apart"),
+    ],
+)  # fmt: skip
+def test_tokens_that_ranks_cannot_share_are_refused(given: dict[str, int], message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        Side("LBHNC", block=16, **given)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from kvplan.integrations.vllm.words import Described, Group, Layer, describe
+from kvplan.integrations.vllm.words import Described, Group, Layer, Ranks, describe
 
 # vLLM's names of layouts, and the order in memory of its axes [L, B, H, N, C].
 ORDERS = {
@@ -22,12 +22,13 @@ CONTENT = 8  # bytes of one token and head
 
 @dataclasses.dataclass
 class Side:
-    """All TP ranks of one engine.
+    """All ranks of one engine.
 
     Args:
         order: a name in ORDERS.
-        tp: ranks.
-        block: tokens a block.
+        tp: tensor-parallel ranks.
+        block: tokens of a block of one rank. With decode context parallelism a block of the table has `dcp` times as
+            many.
         total: KV heads of all ranks together; 1 for a latent cache, which every rank holds.
         kernel: tokens of a kernel block, of which a block may have several.
         opaque: the back end orders the tokens of a block in its own way.
@@ -41,44 +42,68 @@ class Side:
     opaque: bool = False
     layers: int = 2
     blocks: int = 24
+    stages: tuple[int, ...] = ()  # layers of each pipeline stage; by default one stage has all
+    dcp: int = 1
+    run: int = 1
 
     def __post_init__(self) -> None:
         kernel = self.kernel or self.block
         self.heads = max(1, self.total // self.tp)
-        sizes = (self.layers, self.blocks * (self.block // kernel), self.heads, kernel, CONTENT)
-        order = ORDERS[self.order]
-        self.caches: list[list[torch.Tensor]] = []  # by rank, by layer
+        self.span = self.block * self.dcp  # tokens of a block of the table
+        self.stages = self.stages or (self.layers,)
+        self.held: list[tuple[int, range]] = []  # by rank: its TP rank, and the numbers of its layers
+        self.caches: list[list[torch.Tensor]] = []  # by rank, by layer that it holds
         self.described: list[Described] = []
-        for rank in range(self.tp):
-            memory = torch.full([sizes[axis] for axis in order], 0xEE, dtype=torch.uint8)
-            view = memory.permute([order.index(axis) for axis in range(5)])
-            caches = list(view)
-            self.caches.append(caches)
-            words = [
-                Layer(f"model.layers.{number}.attn", self.heads, self.total, "uint8", not self.opaque, "OWN_ORDER")
-                for number in range(self.layers)
-            ]
-            named = {layer.name: cache for layer, cache in zip(words, caches, strict=True)}
-            group = Group(self.block, tuple(words))
-            self.described.append(describe([group], named, self.blocks, rank, self.tp))
+        first = 0
+        for stage in self.stages:
+            for tp_rank in range(self.tp):
+                self.held.append((tp_rank, range(first, first + stage)))
+                self._add(kernel, *self.held[-1])
+            first += stage
+
+    def _add(self, kernel: int, tp_rank: int, numbers: range) -> None:
+        sizes = (len(numbers), self.blocks * (self.block // kernel), self.heads, kernel, CONTENT)
+        order = ORDERS[self.order]
+        memory = torch.full([sizes[axis] for axis in order], 0xEE, dtype=torch.uint8)
+        caches = list(memory.permute([order.index(axis) for axis in range(5)]))
+        self.caches.append(caches)
+        words = [
+            Layer(f"model.layers.{number}.attn", self.heads, self.total, "uint8", not self.opaque, "OWN_ORDER")
+            for number in numbers
+        ]
+        named = {layer.name: cache for layer, cache in zip(words, caches, strict=True)}
+        ranks = Ranks(tp_rank, self.tp, self.dcp, self.run)
+        self.described.append(describe([Group(self.block, tuple(words))], named, self.blocks, ranks))
+
+    def mine(self, rank: int, tokens: range) -> torch.Tensor:
+        """The tokens that a rank holds: of those with its heads, each `dcp`-th run."""
+        token = torch.tensor(tokens)
+        return token[token // self.run % self.dcp == self.held[rank][0] % self.dcp]
 
     def places(self, rank: int, table: list[int], tokens: range) -> tuple[torch.Tensor, slice, torch.Tensor]:
-        """Where in the caches of a rank the rows of a request with this block table lie."""
-        kernel, token = self.caches[rank][0].shape[2], torch.tensor(tokens)
-        blocks = torch.tensor(table)[token // self.block] * (self.block // kernel)
-        return blocks + token % self.block // kernel, slice(None), token % kernel
+        """Where in the caches of a rank the rows of a request with this block table lie.
+
+        vLLM writes a block of a rank from its beginning: the tokens that it holds of `span` lie side by side.
+        """
+        kernel, token = self.caches[rank][0].shape[2], self.mine(rank, tokens)
+        round_ = self.run * self.dcp
+        inside = token % self.span
+        row = inside // round_ * self.run + inside % self.run
+        blocks = torch.tensor(table)[token // self.span] * (self.block // kernel)
+        return blocks + row // kernel, slice(None), row % kernel
 
     def values(self, rank: int, layer: int, tokens: range) -> torch.Tensor:
         """What the rows hold, [tokens, heads, content]: each token and head of each layer is unlike all others."""
-        token = torch.tensor(tokens)[:, None].expand(-1, self.heads)
-        head = torch.arange(self.heads)[None].expand_as(token) + rank * self.total // self.tp
-        words = [torch.full_like(token, layer), head, token % 256, token // 256, *torch.full((4, *token.shape), 7)]
+        token = self.mine(rank, tokens)[:, None].expand(-1, self.heads)
+        head = torch.arange(self.heads)[None].expand_as(token) + self.held[rank][0] * self.total // self.tp
+        number = torch.full_like(token, self.held[rank][1][layer])
+        words = [number, head, token % 256, token // 256, *torch.full((4, *token.shape), 7)]
         return torch.stack(words, 2).to(torch.uint8)
 
 
 def fill(side: Side, table: list[int], tokens: range) -> None:
     """Write what prefill would."""
-    for rank in range(side.tp):
+    for rank in range(len(side.caches)):
         for layer, cache in enumerate(side.caches[rank]):
             cache[side.places(rank, table, tokens)] = side.values(rank, layer, tokens)
 
@@ -87,6 +112,6 @@ def wrong(side: Side, table: list[int], tokens: range) -> int:
     """How many rows of a request, of each head, are not what they must be."""
     return sum(
         int((cache[side.places(rank, table, tokens)] != side.values(rank, layer, tokens)).any(2).sum())
-        for rank in range(side.tp)
+        for rank in range(len(side.caches))
         for layer, cache in enumerate(side.caches[rank])
     )

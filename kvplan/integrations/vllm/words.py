@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from kvplan import Heads, Layout, LayoutError, Region
+from kvplan import Heads, Interleave, Layout, LayoutError, Region
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +47,34 @@ class Group:
 
 
 @dataclasses.dataclass(frozen=True)
+class Ranks:
+    """Which rank of an engine this is.
+
+    Args:
+        tp_rank, tp_size: this tensor-parallel rank of how many. Where there are fewer heads than ranks, neighbouring
+            ranks hold the same head.
+        dcp_size: decode context parallelism. So many neighbouring TP ranks share the tokens of a head that all of them
+            would hold; 1 where each holds all tokens. A block of the table then has `dcp_size` times the tokens of a
+            block in memory.
+        dcp_run: consecutive tokens that a rank holds (vLLM's cp_kv_cache_interleave_size).
+
+    Raises:
+        LayoutError: the rank is not one of `tp_size`; or dcp_size or dcp_run is below 1.
+    """
+
+    tp_rank: int
+    tp_size: int
+    dcp_size: int = 1
+    dcp_run: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tp_rank < self.tp_size:
+            raise LayoutError(f"TP rank {self.tp_rank} is not one of {self.tp_size}")
+        if self.dcp_size < 1 or self.dcp_run < 1:
+            raise LayoutError(f"{self.dcp_size} DCP ranks with runs of {self.dcp_run} tokens: both must be at least 1")
+
+
+@dataclasses.dataclass(frozen=True)
 class Described:
     """The cache of one rank.
 
@@ -64,21 +92,22 @@ def space_of(group: int) -> str:
     return f"group {group}"
 
 
-def describe(
-    groups: Sequence[Group], caches: Mapping[str, torch.Tensor], num_blocks: int, tp_rank: int, tp_size: int
-) -> Described:
+def describe(groups: Sequence[Group], caches: Mapping[str, torch.Tensor], num_blocks: int, ranks: Ranks) -> Described:
     """The layout of one rank's KV caches.
+
+    A pipeline stage holds some layers. Its groups list these alone, and a group of which it holds none is empty: the
+    numbers of groups are the same on all stages.
 
     Args:
         groups: the KV cache groups that are transferred, in vLLM's order.
         caches: for each layer vLLM's view of its cache, shape [kernel blocks, heads, tokens, content], of any strides.
             All six of vLLM's layouts are such views, of memory in another order.
         num_blocks: blocks in the tables, the null block 0 among them.
-        tp_rank, tp_size: this rank of how many. Where there are fewer heads than ranks, neighbouring ranks hold the
-            same head.
+        ranks: which rank this is.
 
     Raises:
-        LayoutError: a layer has no cache, or its shape does not fit what vLLM says of it.
+        LayoutError: a layer has no cache, or its shape does not fit what vLLM says of it; or the rank shares the tokens
+            of a layer by blocks that cannot be shared.
     """
     regions: list[Region] = []
     ratios: dict[str, int] = {}
@@ -107,13 +136,13 @@ def describe(
             place = (cache.data_ptr(), cache.stride())
             if place not in seen:
                 seen.add(place)
-                regions.append(_region(layer, cache, space, tp_rank, tp_size))
-    page_size = groups[0].block_tokens if groups else 1
+                regions.append(_region(layer, cache, space, ranks))
+    page_size = groups[0].block_tokens * ranks.dcp_size if groups else 1
     return Described(Layout(regions, page_size=page_size), ratios)
 
 
-def _region(layer: Layer, cache: torch.Tensor, space: str, tp_rank: int, tp_size: int) -> Region:
-    heads, replica = _share(layer, tp_rank, tp_size)
+def _region(layer: Layer, cache: torch.Tensor, space: str, ranks: Ranks) -> Region:
+    heads, replica, interleave = _share(layer, ranks)
     if cache.shape[1] != heads.stop - heads.start:
         raise LayoutError(
             f"layer {layer.name}: a KV cache of shape {tuple(cache.shape)} has {cache.shape[1]} heads, and vLLM says "
@@ -121,10 +150,21 @@ def _region(layer: Layer, cache: torch.Tensor, space: str, tp_rank: int, tp_size
         )
     numbers = re.search(r"(?:^|\.)(\d+)(?:\.|$)", layer.name)
     number, tokens = int(numbers[1]) if numbers else 0, cache.shape[2]
+    if interleave is not None:
+        if tokens % interleave.run:
+            raise LayoutError(
+                f"layer {layer.name}: kernel blocks of {tokens} tokens do not hold whole runs of {interleave.run} "
+                f"tokens (cp_kv_cache_interleave_size)"
+            )
+        if not layer.rows:
+            raise LayoutError(
+                f"layer {layer.name}: {layer.backend} keeps the tokens of a block in an order of its own, so that "
+                f"those of {interleave.size} DCP ranks cannot be told apart"
+            )
     if layer.rows:
         return Region.from_tensor(
             cache, layer.name, number, axes="pages heads tokens content", heads=heads, replica=replica, space=space,
-            tokens=tokens, format=layer.format,
+            tokens=tokens * ranks.dcp_size, interleave=interleave, format=layer.format,
         )  # fmt: skip
     content = cache.shape[3]
     if cache.stride(3) != 1 or (tokens > 1 and cache.stride(2) != content):
@@ -141,16 +181,17 @@ def _region(layer: Layer, cache: torch.Tensor, space: str, tp_rank: int, tp_size
     )  # fmt: skip
 
 
-def _share(layer: Layer, tp_rank: int, tp_size: int) -> tuple[Heads, tuple[int, int]]:
-    """The heads that a rank holds, and which of how many ranks with the same heads it is."""
-    total = layer.total_heads
-    if not 0 <= tp_rank < tp_size:
-        raise LayoutError(f"TP rank {tp_rank} is not one of {tp_size}")
-    if total >= tp_size:
-        if total % tp_size or layer.heads != total // tp_size:
-            raise LayoutError(f"layer {layer.name}: {layer.heads} heads a rank, of {total} heads over {tp_size} ranks")
-        return Heads(tp_rank * layer.heads, (tp_rank + 1) * layer.heads, total), (0, 1)
-    if tp_size % total or layer.heads != 1:
-        raise LayoutError(f"layer {layer.name}: {layer.heads} heads a rank, of {total} heads over {tp_size} ranks")
-    copies = tp_size // total
-    return Heads(tp_rank // copies, tp_rank // copies + 1, total), (tp_rank % copies, copies)
+def _share(layer: Layer, ranks: Ranks) -> tuple[Heads, tuple[int, int], Interleave | None]:
+    """The heads that a rank holds, which of how many ranks with the same bytes it is, and its share of the tokens."""
+    total, size = layer.total_heads, ranks.tp_size
+    copies = max(size // total, 1)  # ranks with the same heads
+    if (size % total if total < size else total % size) or layer.heads != max(total // size, 1):
+        raise LayoutError(f"layer {layer.name}: {layer.heads} heads a rank, of {total} heads over {size} ranks")
+    if copies % ranks.dcp_size:
+        raise LayoutError(
+            f"layer {layer.name}: {ranks.dcp_size} DCP ranks cannot share the tokens of a head, which {copies} of "
+            f"{size} TP ranks hold"
+        )
+    start, copy = ranks.tp_rank // copies * layer.heads, ranks.tp_rank % copies
+    interleave = Interleave(ranks.dcp_size, copy % ranks.dcp_size, ranks.dcp_run) if ranks.dcp_size > 1 else None
+    return Heads(start, start + layer.heads, total), (copy // ranks.dcp_size, copies // ranks.dcp_size), interleave

@@ -19,7 +19,7 @@ from .channel import ChannelError, ask, refuses
 from .metadata import Handshake, Load, Metadata
 from .remote import Remote, payload, shake_hands
 from .settings import Settings
-from .words import Described, describe
+from .words import Described, Ranks, describe
 
 logger = logging.getLogger("vllm.kvplan")
 
@@ -106,7 +106,8 @@ class Worker:
 
         groups = config.groups(self._vllm_config, self._kv_cache_config, caches)
         tp = get_tp_group()
-        self._mine = describe(groups, caches, self._kv_cache_config.num_blocks, tp.rank_in_group, tp.world_size)
+        ranks = Ranks(tp.rank_in_group, tp.world_size)
+        self._mine = describe(groups, caches, self._kv_cache_config.num_blocks, ranks)
         self._engine = self._settings.make_engine()
         self._engine.register(self._mine.layout)
         logger.info(
